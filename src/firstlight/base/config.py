@@ -1,0 +1,81 @@
+"""The resolved configuration: frozen sections, one for each part, written once to the run directory.
+
+The cli resolves flags and the TOML file into a `RunConfig`; the api process and the ranks read it from
+`RUN_DIR/config.json`. A constructor receives only its own section. Invariant: nothing here changes after
+it was resolved, and nothing here is a secret (API keys travel in a file of mode 0600 beside it).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+CONFIG_FILE = "config.json"
+API_KEYS_FILE = "api-keys"
+
+
+class ModelSection(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model. `path` is local: a GGUF file or a Hugging Face folder."""
+
+    path: str
+    served_names: tuple[str, ...]
+    dtype: str = "auto"  # "auto": the fastest layouts for the device; "float32": the oracle, rounds nothing
+    chat_template: str | None = None  # path of a Jinja file that replaces the model's own
+
+
+class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of the engine. 0 means: resolved at start from the memory budget and the model."""
+
+    device: str = "cpu"  # "cpu" or "cuda"
+    tensor_parallel: int = 1
+    threads: int = 0  # operator threads of each rank; 0: the cores divided by the ranks
+    max_num_seqs: int = 256  # sequences in one step
+    max_batched_tokens: int = 512  # token budget of one step: a longer prompt is prefilled in chunks
+    page_size_tokens: int = 16
+    max_model_len: int = 0
+    kv_memory_bytes: int = 0
+    memory_fraction: float = 0.85  # of the memory available at start that we may plan for
+    prefix_cache: bool = True
+    max_queue: int = 1024  # waiting requests; one more is answered 429
+    collective_deadline_s: float = 60.0
+
+
+class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
+    """The public side and its limits."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_choices: int = 16  # `n`
+    max_batch_prompts: int = 64
+    max_stop: int = 16
+    max_stop_chars: int = 256
+    max_top_logprobs: int = 20
+    request_timeout_s: float = 600.0
+    drain_s: float = 10.0  # how long a graceful stop waits for running requests
+    log_format: str = "text"  # "text" or "json"
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All sections of one run, and the private directory of its sockets and logs."""
+
+    run_dir: str
+    model: ModelSection
+    engine: EngineSection
+    server: ServerSection
+    debug: bool = False  # tracebacks beside the messages
+
+
+def write_config(config: RunConfig) -> Path:
+    path = Path(config.run_dir) / CONFIG_FILE
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2))
+    return path
+
+
+def read_config(run_dir: str | Path) -> RunConfig:
+    return msgspec.json.decode((Path(run_dir) / CONFIG_FILE).read_bytes(), type=RunConfig)

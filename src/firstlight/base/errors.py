@@ -1,0 +1,71 @@
+"""Every error a user can cause, with the remedy and how it leaves the process.
+
+FirstlightError
+├── UsageError            exit 2   a flag, a config file or an environment variable is wrong
+├── ModelFileError        exit 3   a file is missing, truncated, not a model, or refused
+├── UnsupportedError      exit 4   a valid model or option that this version cannot run
+├── ResourceError         exit 5   memory, port, processor or file limits do not suffice
+├── EngineError           exit 6   the engine failed while it ran (a rank died, a collective timed out)
+└── RequestError          HTTP 4xx a client's request cannot be answered as it stands
+
+Raised everywhere; caught only at the top of a process (cli, rank, api), where it becomes one clear
+message and an exit code, or an OpenAI-shaped error. Invariant: `str(error)` names the thing and the
+reason, `error.hint` names the remedy.
+"""
+
+from __future__ import annotations
+
+
+class FirstlightError(Exception):
+    """An error with a remedy. `hint` is one sentence in the imperative, or empty."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def explain(self) -> str:
+        """The message and the remedy as they are shown to a person."""
+        return f"{self}\n  what to do: {self.hint}" if self.hint else str(self)
+
+
+class UsageError(FirstlightError):
+    exit_code = 2
+
+
+class ModelFileError(FirstlightError):
+    exit_code = 3
+
+
+class UnsupportedError(FirstlightError):
+    exit_code = 4
+
+
+class ResourceError(FirstlightError):
+    exit_code = 5
+
+
+class EngineError(FirstlightError):
+    exit_code = 6
+
+
+class RequestError(FirstlightError):
+    """A request that cannot be answered: HTTP `status`, OpenAI `type`, `code` and `param`."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str = "invalid_value",
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+        self.status = status
+        self.kind = kind
+        self.retry_after_s = retry_after_s

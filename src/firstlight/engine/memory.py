@@ -1,0 +1,84 @@
+"""The pages of running sequences: takes them, grows them, shows full ones to the prefix cache, gives them back.
+
+Used by the scheduler alone. Collects the changes of the page tables, which the next `StepPlan` carries to the
+ranks. Invariant: a sequence's pages cover at least its `num_computed` tokens.
+"""
+
+from __future__ import annotations
+
+from firstlight.engine.pages import PageAllocator
+from firstlight.engine.prefix import Node, PrefixCache
+from firstlight.engine.request import Sequence
+
+PageChange = tuple[int, int, list[int]]  # slot, index of the first page in the sequence, page ids
+
+
+class SequenceMemory:
+    def __init__(self, num_pages: int, page_size_tokens: int, *, prefix_cache: bool) -> None:
+        self.page_size_tokens = page_size_tokens
+        self.prefix = PrefixCache(PageAllocator(num_pages), page_size_tokens, enabled=prefix_cache)
+        self._changes: list[PageChange] = []
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size_tokens)
+
+    def cached_path(self, sequence: Sequence) -> list[Node]:
+        """The cached prefix of its tokens, never all of them: the last token's logits must be computed."""
+        return self.prefix.match(sequence.tokens, (len(sequence.tokens) - 1) // self.page_size_tokens)
+
+    def fits_whole(self, sequence: Sequence, path: list[Node]) -> bool:
+        """Whether all its tokens fit beside what runs, given its cached prefix."""
+        # Idle pages of the path are about to be held, so they are not available for the rest.
+        idle = sum(self.prefix.is_idle(node.page) for node in path)
+        missing = self.pages_for(len(sequence.tokens)) - len(path)
+        return missing <= self.prefix.num_available - idle
+
+    def start(self, sequence: Sequence, path: list[Node]) -> None:
+        """Gives a sequence (which has a slot) its cached prefix."""
+        sequence.pages = self.prefix.retain(path)
+        sequence.node = path[-1] if path else self.prefix.root
+        sequence.num_registered = len(path)
+        sequence.num_computed = len(path) * self.page_size_tokens
+        if path:
+            self._changes.append((sequence.slot, 0, list(sequence.pages)))
+
+    def grow(self, sequence: Sequence, num: int) -> bool:
+        """Gives it pages for `num` more tokens; False if they ran out (what it got, it keeps)."""
+        first = len(sequence.pages)
+        wanted = self.pages_for(sequence.num_computed + num)
+        while len(sequence.pages) < wanted:
+            page = self.prefix.allocate()
+            if page is None:
+                break
+            sequence.pages.append(page)
+        if len(sequence.pages) > first:
+            self._changes.append((sequence.slot, first, sequence.pages[first:]))
+        return len(sequence.pages) >= wanted
+
+    def register(self, sequence: Sequence) -> None:
+        """Shows the cache the pages that became full; changes over to a twin's page where one exists."""
+        if not self.prefix.enabled:
+            return
+        size = self.page_size_tokens
+        for index in range(sequence.num_registered, sequence.num_computed // size):
+            assert sequence.node is not None, "a running sequence has a place in the cache"
+            page = sequence.pages[index]
+            node = self.prefix.insert(sequence.node, sequence.tokens[index * size : (index + 1) * size], page)
+            if node.page != page:
+                sequence.pages[index] = self.prefix.retain([node])[0]
+                self.prefix.release([page])
+                self._changes.append((sequence.slot, index, [node.page]))
+            sequence.node = node
+            sequence.num_registered = index + 1
+
+    def release(self, sequence: Sequence) -> None:
+        self.prefix.release(sequence.pages)
+        sequence.pages = []
+        sequence.node = None
+        sequence.num_registered = 0
+        sequence.num_computed = 0
+
+    def take_changes(self) -> list[PageChange]:
+        """Changes since the last call, in order: where a slot changed hands, its present owner's come last."""
+        changes, self._changes = self._changes, []
+        return changes

@@ -1,0 +1,131 @@
+"""What crosses between the api process and rank 0: tagged msgspec structs, msgpack on the wire, never pickle.
+
+The api process sends `Submit` and `Abort`; rank 0 answers with `Progress` while it starts, `Ready` once, and
+`StepOutputs` after each step that produced something. Invariant: for every `Submit` there is exactly one
+`SequenceOutput` with a finish reason, also when it was rejected, aborted or lost.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from firstlight.engine.params import SamplingParams
+
+# Sockets in the run directory (ipc://RUN_DIR/NAME): the engine binds both.
+REQUESTS_SOCKET = "requests.sock"
+OUTPUTS_SOCKET = "outputs.sock"
+
+FINISH_STOP = "stop"  # an end token or a stop token id
+FINISH_LENGTH = "length"  # max_tokens or the model's length
+FINISH_ABORT = "abort"  # the client asked or went away
+FINISH_REJECTED = "rejected"  # never ran: `error` says why
+FINISH_ERROR = "error"  # the engine failed while it ran: `error` says how
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """A new sequence. `params.seed` is set; lower `priority` runs first."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    request_ids: list[str]
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Finish what runs, then leave. Sequences still running after `deadline_s` are aborted."""
+
+    deadline_s: float
+
+
+ToEngine = Submit | Abort | Drain
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability and 1-based rank of the sampled token, and the likeliest ones, best first.
+
+    They are those of the model's distribution before temperature and truncation, after bias and penalties.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+class SequenceOutput(msgspec.Struct, array_like=True):
+    """New tokens of one sequence in one step. The last one has a finish reason."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_token_id: int | None = None  # the token that ended it; it is the last of `token_ids`
+    num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
+    error: str | None = None
+
+
+class EngineStats(msgspec.Struct, array_like=True):
+    """State after a step, for metrics. Counters are totals since start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    pages_total: int = 0
+    pages_used: int = 0  # held by running sequences
+    pages_cached: int = 0  # held only by the prefix cache; evictable
+    cache_query_tokens: int = 0
+    cache_hit_tokens: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    step_s: float = 0.0  # the last step
+    step_tokens: int = 0
+    step_sequences: int = 0
+
+
+class StepOutputs(msgspec.Struct, tag="step"):
+    outputs: list[SequenceOutput]
+    stats: EngineStats
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Where the start-up is: phase name, done of total in `unit` ("bytes", "shapes", …)."""
+
+    phase: str
+    done: int
+    total: int
+    unit: str
+    detail: str = ""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine serves. `report` is the start-up report, for `/server_info` and the log."""
+
+    max_model_len: int
+    vocab_size: int
+    report: dict[str, object]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot go on; the process ends with `exit_code` after this message."""
+
+    message: str
+    hint: str
+    exit_code: int
+
+
+FromEngine = StepOutputs | Progress | Ready | Failed
+
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+encode = msgspec.msgpack.Encoder().encode
+
+
+def decode_to_engine(frame: bytes) -> ToEngine:
+    return _to_engine.decode(frame)
+
+
+def decode_from_engine(frame: bytes) -> FromEngine:
+    return _from_engine.decode(frame)

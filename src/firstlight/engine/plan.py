@@ -1,0 +1,36 @@
+"""What one step runs, and what came of it: the only things that cross from the scheduler to the ranks.
+
+Prefill, chunk, decode and (later) draft verification are one thing here: `counts[i]` tokens of a sequence from
+position `starts[i]` on. Rank 0 makes the plan and sends it to the other ranks, so ranks cannot diverge.
+Torch-free. Invariant: `sum(counts) == len(tokens)`, and every page that a token needs was announced in
+`pages` of this plan or an earlier one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class StepPlan(msgspec.Struct, array_like=True):
+    """Parallel lists, one entry a sequence; `tokens` is flat, in the order of the entries."""
+
+    step: int
+    slots: list[int]  # row in the runner's state tables
+    starts: list[int]  # position of the first token
+    counts: list[int]  # how many tokens
+    tokens: list[int]
+    samples: list[int]  # entries whose last token's logits are wanted, ascending
+    # (slot, index of the first page in the sequence, page ids): changes of the page tables, applied first.
+    pages: list[tuple[int, int, list[int]]]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+
+encode_plan = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(StepPlan)
+
+
+def decode_plan(frame: bytes) -> StepPlan:
+    return _decoder.decode(frame)

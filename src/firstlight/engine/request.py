@@ -1,0 +1,69 @@
+"""A sequence while it is in the engine: its tokens, its pages, how far it is computed.
+
+Made from a `Submit`, owned and mutated by the scheduler alone; the sampler reads it. Invariant:
+`num_computed <= len(tokens)`, and the pages hold the KV of the first `num_computed` tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from firstlight.engine.messages import Submit
+from firstlight.engine.params import SamplingParams
+from firstlight.engine.prefix import Node
+
+NO_SLOT = -1
+
+
+class Sequence:
+    """`tokens` is the prompt followed by the output. `slot` is its row in the runner's state tables."""
+
+    __slots__ = (
+        "admitted",
+        "arrival",
+        "end_ids",
+        "max_len",
+        "node",
+        "num_cached",
+        "num_computed",
+        "num_prompt",
+        "num_registered",
+        "output_counts",
+        "pages",
+        "params",
+        "priority",
+        "request_id",
+        "slot",
+        "tokens",
+    )
+
+    def __init__(self, submit: Submit, arrival: int, end_ids: frozenset[int], model_len: int) -> None:
+        params = submit.params
+        self.request_id = submit.request_id
+        self.params: SamplingParams = params
+        self.priority = submit.priority
+        self.arrival = arrival
+        self.tokens = list(submit.prompt_token_ids)
+        self.num_prompt = len(self.tokens)
+        # Tokens that end it: the model's end tokens unless ignored, and the request's own.
+        self.end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids)
+        wanted = model_len if params.max_tokens is None else self.num_prompt + params.max_tokens
+        self.max_len = min(model_len, wanted)
+        self.slot = NO_SLOT
+        self.pages: list[int] = []
+        self.num_computed = 0
+        self.admitted = False  # has run before
+        self.num_cached = 0  # prompt tokens that came from the prefix cache, at first admission
+        self.num_registered = 0  # pages that the prefix cache has seen
+        self.node: Node | None = None  # the cache's node of the last registered page
+        penalised = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
+        self.output_counts: Counter[int] | None = Counter() if penalised else None
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first: lower priority value, then earlier arrival."""
+        return (self.priority, self.arrival)

@@ -1,0 +1,295 @@
+"""Continuous batching: which tokens of which sequences run in the next step. Pure bookkeeping, no torch.
+
+`EngineCore` calls `submit`/`abort`, then `plan()`, runs the step, then `apply()`. One step holds up to
+`max_batched_tokens` tokens: first one for each decoding sequence, then chunks of prompts, so that a long prompt
+never stalls a running answer. Invariant: after `plan()` every planned token has a page; a sequence is in
+exactly one of: waiting, running, gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from firstlight.base.config import EngineSection
+from firstlight.engine.messages import (
+    FINISH_ABORT,
+    FINISH_LENGTH,
+    FINISH_REJECTED,
+    FINISH_STOP,
+    EngineStats,
+    SequenceOutput,
+    Submit,
+    TokenLogprobs,
+)
+from firstlight.engine.memory import SequenceMemory
+from firstlight.engine.plan import StepPlan
+from firstlight.engine.prefix import PrefixCache
+from firstlight.engine.request import NO_SLOT, Sequence
+from firstlight.engine.waiting import WaitingQueue
+
+Entries = list[tuple[Sequence, int]]  # who runs, and how many of its tokens
+
+# A prompt chunk smaller than this is not worth its step, unless it ends the prompt.
+MIN_CHUNK_TOKENS = 32
+
+
+class Scheduler:
+    """See the module. `section` must be resolved: no zero sizes. `end_ids` are the model's end tokens."""
+
+    def __init__(self, section: EngineSection, num_pages: int, end_ids: Iterable[int]) -> None:
+        if section.max_batched_tokens < section.max_num_seqs:
+            raise ValueError(
+                "max_batched_tokens must be at least max_num_seqs: each decoding sequence needs one"
+            )
+        self._section = section
+        self._end_ids = frozenset(end_ids)
+        self._memory = SequenceMemory(num_pages, section.page_size_tokens, prefix_cache=section.prefix_cache)
+        self._waiting = WaitingQueue()
+        self._running: list[Sequence] = []
+        self._by_id: dict[str, Sequence] = {}
+        self._free_slots = list(range(section.max_num_seqs - 1, -1, -1))
+        self._arrivals = count()
+        self._planned: list[Sequence] = []
+        self._preempted_now = False
+        self._finished: list[SequenceOutput] = []  # ended outside a step; handed out with the next outputs
+        self._stats = EngineStats(pages_total=num_pages - 1)
+
+    # --- intake ---
+
+    def submit(self, submit: Submit) -> None:
+        """Queues a request, or rejects it: the reason is in the outputs of the next `take_finished`."""
+        reason = self._reject_reason(submit)
+        if reason:
+            self._finish_unrun(submit.request_id, FINISH_REJECTED, reason)
+            return
+        sequence = Sequence(submit, next(self._arrivals), self._end_ids, self._section.max_model_len)
+        self._by_id[sequence.request_id] = sequence
+        self._waiting.push(sequence)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request and frees its pages at once. Unknown ids are those that just finished: no error."""
+        sequence = self._by_id.pop(request_id, None)
+        if sequence is None:
+            return
+        if sequence.slot == NO_SLOT:
+            self._waiting.remove(request_id)
+        else:
+            self._running.remove(sequence)
+            self._give_up(sequence)
+        self._finish_unrun(request_id, FINISH_ABORT, None)
+
+    def abort_all(self) -> None:
+        for request_id in list(self._by_id):
+            self.abort(request_id)
+
+    def take_finished(self) -> list[SequenceOutput]:
+        """Outputs of requests that ended outside a step: rejected or aborted."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._by_id)
+
+    @property
+    def prefix(self) -> PrefixCache:
+        return self._memory.prefix
+
+    # --- one step ---
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when nothing can run. Call `apply` with its tokens before the next `plan`."""
+        entries: Entries = []
+        self._preempted_now = False
+        budget = self._plan_decodes(entries, self._section.max_batched_tokens)
+        budget = self._plan_prefills(entries, budget)
+        self._admit(entries, budget)
+        if not entries:
+            return None
+        return self._build(entries)
+
+    def apply(
+        self, plan: StepPlan, token_ids: list[int], logprobs: dict[int, TokenLogprobs] | None = None
+    ) -> list[SequenceOutput]:
+        """Records a step: `token_ids[i]` was sampled for entry `plan.samples[i]`; `logprobs` by entry."""
+        planned, page_size = self._planned, self._memory.page_size_tokens
+        for sequence, num in zip(planned, plan.counts, strict=True):
+            computed = sequence.num_computed + num
+            sequence.num_computed = computed
+            if computed // page_size > sequence.num_registered:
+                self._memory.register(sequence)
+        outputs: list[SequenceOutput] = []
+        ended = False
+        for entry, token in zip(plan.samples, token_ids, strict=True):
+            sequence = planned[entry]
+            tokens = sequence.tokens
+            tokens.append(token)
+            if sequence.output_counts is not None:
+                sequence.output_counts[token] += 1
+            output = SequenceOutput(sequence.request_id, [token], num_cached_tokens=sequence.num_cached)
+            outputs.append(output)
+            if token in sequence.end_ids:
+                output.finish_reason, output.stop_token_id = FINISH_STOP, token
+                ended = True
+            elif len(tokens) >= sequence.max_len:
+                output.finish_reason = FINISH_LENGTH
+                ended = True
+            if logprobs is not None and entry in logprobs:
+                output.logprobs = [logprobs[entry]]
+        if ended:
+            self._retire(planned[e] for e, o in zip(plan.samples, outputs, strict=True) if o.finish_reason)
+        self._stats.num_steps += 1
+        self._stats.step_tokens = plan.num_tokens
+        self._stats.step_sequences = len(plan.slots)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """The current state; the object is reused from call to call."""
+        stats = self._stats
+        stats.num_running = len(self._running)
+        stats.num_waiting = len(self._waiting)
+        stats.pages_used = self._memory.prefix.num_used
+        stats.pages_cached = self._memory.prefix.num_idle
+        return stats
+
+    def planned_sequences(self, plan: StepPlan) -> list[Sequence]:
+        """The sequences whose tokens the sampler must choose, in the order of `plan.samples`."""
+        return [self._planned[entry] for entry in plan.samples]
+
+    # --- planning ---
+
+    def _plan_decodes(self, entries: Entries, budget: int) -> int:
+        # The hot loop: 256 sequences a step. Only what grows into a new page leaves the fast path.
+        page_size = self._memory.page_size_tokens
+        for sequence in self._running:
+            computed = sequence.num_computed
+            if len(sequence.tokens) - computed != 1 or sequence.slot == NO_SLOT:
+                continue
+            if computed >= len(sequence.pages) * page_size and not self._grow(sequence, 1):
+                continue
+            entries.append((sequence, 1))
+        self._drop_preempted(entries)
+        return budget - len(entries)
+
+    def _plan_prefills(self, entries: Entries, budget: int) -> int:
+        prefilling = [s for s in self._running if len(s.tokens) - s.num_computed > 1]
+        for position, sequence in enumerate(prefilling):
+            if budget <= 0:
+                break
+            if sequence.slot == NO_SLOT:
+                continue
+            others_wait = position + 1 < len(prefilling) or len(self._waiting) > 0
+            num = _chunk(sequence, budget, others_wait=others_wait)
+            if self._grow(sequence, num):
+                entries.append((sequence, num))
+                budget -= num
+        self._drop_preempted(entries)
+        return budget
+
+    def _admit(self, entries: Entries, budget: int) -> None:
+        if self._preempted_now:
+            return  # memory is short: what was just preempted must not come back in the same step
+        while budget > 0 and self._free_slots:
+            sequence = self._waiting.peek()
+            if sequence is None:
+                return
+            path = self._memory.cached_path(sequence)
+            # Admitting what cannot hold its whole prompt would preempt at once and waste the prefill.
+            if not self._memory.fits_whole(sequence, path):
+                return
+            self._waiting.pop()
+            sequence.slot = self._free_slots.pop()
+            self._memory.start(sequence, path)
+            self._count_cache_hit(sequence)
+            self._running.append(sequence)
+            num = _chunk(sequence, budget, others_wait=len(self._waiting) > 0)
+            grown = self._memory.grow(sequence, num)
+            assert grown, "an admitted sequence has its pages"
+            entries.append((sequence, num))
+            budget -= num
+
+    def _count_cache_hit(self, sequence: Sequence) -> None:
+        if sequence.admitted:
+            return  # after a preemption it meets its own pages: no hit that a user would count
+        sequence.admitted = True
+        sequence.num_cached = sequence.num_computed
+        self._stats.cache_query_tokens += sequence.num_prompt
+        self._stats.cache_hit_tokens += sequence.num_cached
+
+    def _grow(self, sequence: Sequence, num: int) -> bool:
+        """Pages for `num` more tokens, preempting the last in order if none is left; False: that was itself."""
+        while not self._memory.grow(sequence, num):
+            victim = max((s for s in self._running if s.slot != NO_SLOT), key=lambda s: s.order)
+            self._give_up(victim)
+            self._waiting.push(victim)
+            self._stats.num_preemptions += 1
+            self._preempted_now = True
+            if victim is sequence:
+                return False
+        return True
+
+    def _drop_preempted(self, entries: Entries) -> None:
+        if self._preempted_now:
+            self._running = [s for s in self._running if s.slot != NO_SLOT]
+            entries[:] = [entry for entry in entries if entry[0].slot != NO_SLOT]
+
+    def _build(self, entries: Entries) -> StepPlan:
+        slots: list[int] = []
+        starts: list[int] = []
+        counts: list[int] = []
+        tokens: list[int] = []
+        samples: list[int] = []
+        for index, (sequence, num) in enumerate(entries):
+            start = sequence.num_computed
+            slots.append(sequence.slot)
+            starts.append(start)
+            counts.append(num)
+            if num == 1:
+                tokens.append(sequence.tokens[start])
+            else:
+                tokens.extend(sequence.tokens[start : start + num])
+            if start + num == len(sequence.tokens):
+                samples.append(index)
+        self._planned = [sequence for sequence, _ in entries]
+        changes = self._memory.take_changes()
+        return StepPlan(self._stats.num_steps, slots, starts, counts, tokens, samples, changes)
+
+    # --- the end of a sequence ---
+
+    def _retire(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in sequences:
+            self._give_up(sequence)
+            del self._by_id[sequence.request_id]
+        self._running = [s for s in self._running if s.slot != NO_SLOT]
+
+    def _give_up(self, sequence: Sequence) -> None:
+        self._memory.release(sequence)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = NO_SLOT
+
+    def _reject_reason(self, submit: Submit) -> str | None:
+        limit = self._section.max_model_len
+        if len(self._waiting) >= self._section.max_queue:
+            return f"queue full: {len(self._waiting)} requests wait, the limit is {self._section.max_queue}"
+        if submit.request_id in self._by_id:
+            return f"request id {submit.request_id!r} is already in use"
+        if not submit.prompt_token_ids:
+            return "the prompt is empty"
+        if len(submit.prompt_token_ids) >= limit:
+            return (
+                f"the prompt has {len(submit.prompt_token_ids)} tokens, "
+                f"but this server takes at most {limit - 1} (max_model_len {limit}, one of them for the answer)"
+            )
+        return None
+
+    def _finish_unrun(self, request_id: str, reason: str, error: str | None) -> None:
+        self._finished.append(SequenceOutput(request_id, [], finish_reason=reason, error=error))
+
+
+def _chunk(sequence: Sequence, budget: int, *, others_wait: bool) -> int:
+    """Tokens of a prompt for this step: all that fits, or half the budget when others wait for theirs."""
+    left = len(sequence.tokens) - sequence.num_computed
+    if others_wait and left > budget:
+        budget = max(min(budget, MIN_CHUNK_TOKENS), budget // 2)
+    return min(left, budget)
