@@ -1,0 +1,70 @@
+# Everything a person or the CI runs. Each target makes what it needs; the second call finds it made.
+#
+#   TORCH_SPEC   which torch: "torch==2.13.0", or a CUDA build; pip's own index settings choose the source
+#   PYTHON       the interpreter that makes .venv (3.11 or newer)
+#   ARGS         passed on: make serve ARGS="--port 9000", make bench ARGS="--concurrency 8"
+#   MODEL        what make serve serves: a GGUF file, a Hugging Face folder or a hub id; empty: the default
+
+PYTHON     ?= python3
+TORCH_SPEC ?= torch==2.13.0
+MODEL      ?=
+ARGS       ?=
+
+VENV := .venv
+BIN  := $(VENV)/bin
+RUN  := $(VENV)/.installed
+TEST := $(VENV)/.installed-test
+PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help serve test test-fast format lint types unit parity e2e shape bench soak fix clean
+.DEFAULT_GOAL := help
+
+help:  ## show this
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/:/' | awk -F: '{printf "  make %-10s %s\n", $$1, $$2}'
+	@echo '  variables: MODEL, ARGS, TORCH_SPEC, PYTHON (see the head of the Makefile)'
+
+serve: $(RUN)  ## serve a model (the embedded default, or MODEL=...) on http://127.0.0.1:8000
+	@$(BIN)/firstlight serve $(MODEL) $(ARGS)
+
+test: lint types shape unit parity e2e  ## everything the CI checks
+
+test-fast: lint types shape $(TEST)  ## the same without the slow tests: under 90 seconds
+	$(BIN)/pytest -q -m "not slow" tests/unit
+
+lint: $(TEST)
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+
+types: $(TEST)
+	$(BIN)/mypy
+
+shape unit parity e2e: $(TEST)
+	$(BIN)/pytest -q tests/$@
+
+fix: $(TEST)  ## format the sources and apply ruff's safe fixes
+	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests
+
+bench: $(TEST)  ## benchmark a running server: make bench ARGS="--url http://127.0.0.1:8000"
+	$(BIN)/firstlight bench serving $(ARGS)
+
+soak: $(TEST)  ## twenty minutes of mixed load with random aborts against a server of our own
+	$(BIN)/pytest -q -s tests/soak $(ARGS)
+
+clean:  ## remove the environment and all caches of the tools
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis src/firstlight.egg-info
+
+# torch first, so that the range in pyproject.toml is already satisfied by the build that was asked for.
+$(RUN): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON): install Python 3.11 or newer, or set PYTHON="; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: set PYTHON="; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "venv failed: on Debian, install python3-venv"; exit 2; }
+	@echo "installing firstlight into $(VENV) (first time only)"
+	@$(PIP) "$(TORCH_SPEC)"
+	@$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(TEST): $(RUN)
+	@echo "installing the test tools into $(VENV) (first time only)"
+	@$(PIP) -c constraints.txt -e '.[test,plots]'
+	@touch $@

@@ -1,0 +1,69 @@
+"""The only place that reads environment variables: five names, and the copy that children inherit.
+
+Called by the cli, the launcher and `facts.sources`. Invariant: an unset or empty variable is None; a value
+that cannot be used is a `UsageError` that names the variable. A shape test keeps `os.environ` out of every
+other file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from firstlight.base.errors import UsageError
+
+CACHE = "FIRSTLIGHT_CACHE"  # folder of fetched models
+API_KEY = "FIRSTLIGHT_API_KEY"  # keys the server asks for, or the one a client sends; separated by commas
+XDG_CACHE = "XDG_CACHE_HOME"
+XDG_RUNTIME = "XDG_RUNTIME_DIR"
+HUB_OFFLINE = "HF_HUB_OFFLINE"
+
+
+def cache_directory() -> Path:
+    """Where fetched models are kept; it need not exist yet."""
+    own = _value(CACHE)
+    if own is not None:
+        return _absolute(CACHE, own)
+    parent = _value(XDG_CACHE)
+    return (Path(parent) if parent else Path.home() / ".cache") / "firstlight"
+
+
+def api_keys() -> tuple[str, ...]:
+    """The keys in FIRSTLIGHT_API_KEY; empty when it is unset."""
+    value = _value(API_KEY) or ""
+    return tuple(key.strip() for key in value.split(",") if key.strip())
+
+
+def runtime_directory() -> Path | None:
+    """The user's private runtime folder, if the session has one that we can write to."""
+    value = _value(XDG_RUNTIME)
+    if value is None or not os.path.isdir(value) or not os.access(value, os.W_OK | os.X_OK):
+        return None
+    return Path(value)
+
+
+def hub_is_offline() -> bool:
+    """Whether the Hugging Face hub must not be asked."""
+    value = (_value(HUB_OFFLINE) or "0").lower()
+    if value in {"1", "true", "yes", "on"}:
+        return True
+    if value in {"0", "false", "no", "off"}:
+        return False
+    raise UsageError(f"{HUB_OFFLINE} is {value!r}, which is neither true nor false.", "Set it to 1 or 0.")
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `extra` on top, for a child. The caller owns the copy."""
+    return {**os.environ, **extra}
+
+
+def _value(name: str) -> str | None:
+    return os.environ.get(name) or None
+
+
+def _absolute(name: str, value: str) -> Path:
+    path = Path(value).expanduser()
+    if not path.is_absolute():
+        raise UsageError(f"{name} is {value!r}, which is not an absolute path.", "Give the full path.")
+    return path

@@ -1,0 +1,181 @@
+"""From what the user gave (flags, a TOML file) and what the machine has to config sections, with reasons.
+
+Called by the cli's `serve` and `run`. Pure but for `read_toml`: the same input gives the same sections.
+Invariant: a flag beats the file, the file beats the default, and every value that is not a default has a
+reason that names its source.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from firstlight.base.config import EngineSection, ModelSection, ServerSection
+from firstlight.base.errors import UsageError
+from firstlight.base.settings import ALL_SETTINGS, SECTIONS, Setting
+
+# Keys of a TOML file that are not fields of a section, and the table they may stand in.
+OTHER_KEYS = {"model": "model", "api-key": "server", "api-key-file": "server", "debug": "server"}
+_SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why a setting has its value: shown by `firstlight env` and at start."""
+
+    name: str
+    value: object
+    why: str
+
+
+class Given(msgspec.Struct, frozen=True):
+    """Values by setting name from one source. `origin` names the source in messages: "the flags"."""
+
+    values: Mapping[str, Any]
+    origin: str
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """The sections of a run before the model was located: `model.path` is still empty."""
+
+    model: ModelSection
+    engine: EngineSection
+    server: ServerSection
+    reasons: tuple[Reason, ...]
+
+
+def read_toml(path: Path) -> Given:
+    """The settings in a TOML file: flat keys, or in tables named after the sections."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read the config file {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from error
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            values.update(_table(path, key, value))
+        else:
+            _known_or_raise(key, str(path))
+            values[key] = value
+    return Given(values, str(path))
+
+
+def resolve(sources: Sequence[Given], cores: int) -> Resolved:
+    """The sections from `sources`, the strongest first, on a machine where we may use `cores` cores."""
+    fields: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    reasons: dict[str, Reason] = {}
+    for setting in ALL_SETTINGS:
+        for source in sources:
+            if source.values.get(setting.name) is not None:
+                value = _checked(setting, source.values[setting.name], source.origin)
+                fields[setting.section][setting.field] = value
+                reasons[setting.name] = Reason(setting.name, value, f"given in {source.origin}")
+                break
+    fields["model"].setdefault("served_names", ())
+    server = ServerSection(**fields["server"])
+    _check_server(server, set(reasons))
+    engine, reasons["threads"] = _with_threads(EngineSection(**fields["engine"]), cores)
+    model = ModelSection(path="", **fields["model"])
+    return Resolved(model, engine, server, tuple(reasons.values()))
+
+
+def located(model: ModelSection, asked: str | None, path: Path) -> ModelSection:
+    """`model` with the local `path` that `asked` led to, and a served name if none was given.
+
+    A file is served under its name without ".gguf", a folder under its name, a hub id under the id.
+    """
+    names = model.served_names
+    if not names:
+        is_hub_id = asked is not None and asked.count("/") == 1 and not asked.startswith((".", "/", "~"))
+        if is_hub_id and asked is not None and Path(asked) != path:
+            names = (asked,)
+        else:
+            names = (path.name.removesuffix(".gguf"),)
+    return msgspec.structs.replace(model, path=str(path), served_names=names)
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from 1048576, "512M", "2G" or "2GiB"; raises ValueError."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        return text
+    trimmed = str(text).strip().upper().removesuffix("IB").removesuffix("B")
+    unit = trimmed[-1:] if trimmed[-1:] in _SIZE_UNITS and trimmed[-1:] else ""
+    return int(float(trimmed.removesuffix(unit)) * _SIZE_UNITS[unit])
+
+
+def _table(path: Path, section: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    if section not in SECTIONS:
+        raise UsageError(f"{path} has an unknown table [{section}].", f"Use one of {', '.join(SECTIONS)}.")
+    allowed = [setting.name for setting in ALL_SETTINGS if setting.section == section]
+    allowed += [key for key, home in OTHER_KEYS.items() if home == section]
+    for key in table:
+        if key not in allowed:
+            raise UsageError(f"[{section}] in {path} has an unknown key {key!r}.", _suggestion(key, allowed))
+    return dict(table)
+
+
+def _known_or_raise(key: str, origin: str) -> None:
+    names = [setting.name for setting in ALL_SETTINGS] + [*OTHER_KEYS]
+    if key not in names:
+        raise UsageError(f"{origin} has an unknown key {key!r}.", _suggestion(key, names))
+
+
+def _suggestion(key: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key.replace("_", "-"), names, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"The keys are: {', '.join(names)}."
+
+
+def _checked(setting: Setting, value: Any, origin: str) -> Any:
+    """`value` in the field's type and within its limits, or a `UsageError` that names the source."""
+
+    def wrong(why: str) -> UsageError:
+        return UsageError(f"{setting.name} in {origin} is {value!r}, but {why}.", setting.help)
+
+    if setting.repeats and isinstance(value, str):
+        value = [value]
+    try:
+        typed = parse_size(value) if setting.is_size else msgspec.convert(value, setting.type)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise wrong(_expected(setting)) from error
+    if setting.choices and typed not in setting.choices:
+        raise wrong(f"must be one of {', '.join(setting.choices)}")
+    if setting.minimum is not None and not typed >= setting.minimum:  # written so that NaN fails
+        raise wrong(f"must be at least {setting.minimum:g}")
+    if setting.maximum is not None and not typed <= setting.maximum:
+        raise wrong(f"must be at most {setting.maximum:g}")
+    return typed
+
+
+def _expected(setting: Setting) -> str:
+    if setting.is_size:
+        return "must be a size, such as 512M or 2G"
+    kinds = {int: "a whole number", float: "a number", bool: "true or false"}
+    return f"must be {kinds.get(setting.type, 'text')}"
+
+
+def _check_server(server: ServerSection, given: set[str]) -> None:
+    if (server.tls_cert is None) != (server.tls_key is None):
+        raise UsageError("HTTPS needs both --tls-cert and --tls-key.", "Give both, or neither.")
+    if server.uds is not None and given & {"host", "port"}:
+        raise UsageError("--uds listens on a Unix socket; --host and --port do not apply.", "Give one kind.")
+
+
+def _with_threads(engine: EngineSection, cores: int) -> tuple[EngineSection, Reason]:
+    """The engine section with its threads settled: nothing is oversubscribed unless it was asked for."""
+    ranks = engine.tensor_parallel
+    if engine.threads:
+        why = f"given; {ranks} rank(s) of {engine.threads} on {cores} core(s)"
+        if engine.threads * ranks > cores:
+            why += ": more threads than cores, which is slower than fewer"
+        return engine, Reason("threads", engine.threads, why)
+    threads = max(1, cores // ranks)
+    why = f"{cores} core(s) divided by {ranks} rank(s)"
+    if ranks > cores:
+        why += ": more ranks than cores, which is slower than fewer"
+    return msgspec.structs.replace(engine, threads=threads), Reason("threads", threads, why)

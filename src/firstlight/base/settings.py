@@ -1,0 +1,132 @@
+"""Every option of a run, once: its name, the section and field it fills, its limits and its help text.
+
+The cli makes flags from this table and `base.resolve` accepts the same names in a TOML file, so that the two
+can never differ. Invariant: each field of the config sections has exactly one setting, or is named in
+`NOT_SETTINGS`; the default is the field's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import msgspec
+
+from firstlight.base.config import EngineSection, ModelSection, ServerSection
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "model": ModelSection,
+    "engine": EngineSection,
+    "server": ServerSection,
+}
+NOT_SETTINGS = {("model", "path")}  # comes from locating the model that was asked for
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One option. `name` is the flag without its dashes and the key in a TOML file."""
+
+    name: str
+    section: str
+    field: str
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    is_size: bool = False  # bytes, written as a number or as "512M", "2G"
+
+    @property
+    def type(self) -> Any:
+        """The type of the config field."""
+        return get_type_hints(SECTIONS[self.section])[self.field]
+
+    @property
+    def default(self) -> Any:
+        """The config field's own default; None where it has none."""
+        field = next(f for f in msgspec.structs.fields(SECTIONS[self.section]) if f.name == self.field)
+        return None if field.default is msgspec.NODEFAULT else field.default
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the flag may be given several times."""
+        return self.type == tuple[str, ...]
+
+
+def _model(name: str, field: str, help: str, **limits: Any) -> Setting:  # noqa: A002
+    return Setting(name, "model", field, help, **limits)
+
+
+def _engine(name: str, field: str, help: str, **limits: Any) -> Setting:  # noqa: A002
+    return Setting(name, "engine", field, help, **limits)
+
+
+def _server(name: str, field: str, help: str, **limits: Any) -> Setting:  # noqa: A002
+    return Setting(name, "server", field, help, **limits)
+
+
+MODEL_SETTINGS = (
+    _model("served-name", "served_names", "Name of the model in the API; repeat it for aliases."),
+    _model(
+        "dtype",
+        "dtype",
+        "auto: the fastest layouts of this device, named at start with what they round. "
+        "float32: the oracle, rounds nothing.",
+        choices=("auto", "float32"),
+    ),
+    _model("chat-template", "chat_template", "Jinja file that replaces the model's own chat template."),
+)
+
+ENGINE_SETTINGS = (
+    _engine("device", "device", "Where the model runs.", choices=("cpu", "cuda")),
+    _engine("tensor-parallel", "tensor_parallel", "Ranks that share every layer.", minimum=1, maximum=64),
+    _engine("threads", "threads", "Threads of each rank. 0: the cores divided by the ranks.", minimum=0),
+    _engine("max-num-seqs", "max_num_seqs", "Sequences in one step.", minimum=1),
+    _engine(
+        "max-batched-tokens",
+        "max_batched_tokens",
+        "Tokens in one step: a longer prompt is prefilled in chunks between the others' tokens.",
+        minimum=1,
+    ),
+    _engine("page-size", "page_size_tokens", "Tokens in a page of the KV cache.", minimum=1, maximum=1024),
+    _engine("max-model-len", "max_model_len", "Prompt plus answer, in tokens. 0: what fits.", minimum=0),
+    _engine(
+        "kv-memory",
+        "kv_memory_bytes",
+        "Size of the KV cache, as 512M or 2G. 0: what the memory budget leaves.",
+        minimum=0,
+        is_size=True,
+    ),
+    _engine(
+        "memory-fraction",
+        "memory_fraction",
+        "Share of the memory available at start that may be planned for.",
+        minimum=0.05,
+        maximum=0.98,
+    ),
+    _engine("prefix-cache", "prefix_cache", "Reuse the KV pages of prompts that begin alike."),
+    _engine("max-queue", "max_queue", "Waiting requests; one more is answered 429.", minimum=1),
+    _engine(
+        "collective-deadline",
+        "collective_deadline_s",
+        "Seconds a rank waits for the others before it gives up.",
+        minimum=1,
+    ),
+)
+
+SERVER_SETTINGS = (
+    _server("host", "host", "Address to listen on. 0.0.0.0 opens the server to the network."),
+    _server("port", "port", "Port to listen on. 0: a free one.", minimum=0, maximum=65535),
+    _server("uds", "uds", "Listen on this Unix socket instead of a port."),
+    _server("tls-cert", "tls_cert", "Certificate chain (PEM); with --tls-key the server speaks HTTPS."),
+    _server("tls-key", "tls_key", "Private key (PEM) of --tls-cert."),
+    _server("cors-origin", "cors_origins", "Web origin that browsers may call from; repeatable. Off."),
+    _server("max-body", "max_body_bytes", "Largest request body.", minimum=1024, is_size=True),
+    _server("max-choices", "max_choices", "Largest n of a request.", minimum=1),
+    _server("max-batch-prompts", "max_batch_prompts", "Prompts in one completion request.", minimum=1),
+    _server("max-stop", "max_stop", "Stop strings of a request.", minimum=0),
+    _server("max-stop-chars", "max_stop_chars", "Characters of one stop string.", minimum=1),
+    _server("max-top-logprobs", "max_top_logprobs", "Largest top_logprobs of a request.", minimum=0),
+    _server("request-timeout", "request_timeout_s", "Seconds a request may take in all.", minimum=1),
+    _server("drain", "drain_s", "Seconds a graceful stop waits for running requests.", minimum=0),
+    _server("log-format", "log_format", "How the log is written.", choices=("text", "json")),
+)
+
+ALL_SETTINGS = MODEL_SETTINGS + ENGINE_SETTINGS + SERVER_SETTINGS
