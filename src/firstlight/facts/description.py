@@ -15,8 +15,8 @@ class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
     """Scaling of rotary frequencies.
 
     "none", "linear" (`factor`), "llama3" (all numbers), or "factors": the i-th frequency is divided by
-    `factors[i]` (head_size / 2 of them). GGUF files carry the last; the reader turns it into "llama3" where the
-    factors are exactly those of that rule.
+    `factors[i]` (head_size / 2 of them). GGUF files carry the last; the reader turns it into "llama3" where
+    the factors are exactly those of that rule.
     """
 
     kind: str = "none"

@@ -1,0 +1,132 @@
+"""A Hugging Face folder (config.json and safetensors) as a `Checkpoint`.
+
+Called by `open_checkpoint`. Pickle files are never opened. Invariant: every tensor that the index names was
+found in its shard, with a supported type.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from firstlight.base.errors import ModelFileError, UnsupportedError
+from firstlight.facts.fields import read_json_object
+from firstlight.facts.formats import SUPPORTED
+from firstlight.facts.hf_config import describe_hf
+from firstlight.facts.names import is_ignorable
+from firstlight.facts.safetensors_header import SafetensorsEntry, read_safetensors_header
+from firstlight.facts.tensor_facts import Checkpoint, TensorFacts
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def pickle_refused(path: Path) -> ModelFileError:
+    """The error for a pickle checkpoint, with the reason."""
+    return ModelFileError(
+        f"{path} is a pickle checkpoint. Loading a pickle runs whatever code its author put into it, so it "
+        "is refused.",
+        "Use the safetensors files of the model, or convert it once in a place you trust: load it with "
+        "transformers and save_pretrained it.",
+    )
+
+
+def open_hf(folder: Path) -> Checkpoint:
+    """Opens a folder with config.json and safetensors; nothing but headers is read."""
+    config_path = folder / "config.json"
+    if not config_path.is_file():
+        raise _not_a_model(folder)
+    config = read_json_object(config_path)
+    generation_path = folder / "generation_config.json"
+    generation: dict[str, Any] = read_json_object(generation_path) if generation_path.is_file() else {}
+    description = describe_hf(config, generation, str(config_path))
+    tensors: dict[str, TensorFacts] = {}
+    for path, expected in _shards(folder).items():
+        entries = read_safetensors_header(path)
+        missing = expected - entries.keys()
+        if missing:
+            raise ModelFileError(
+                f"{path}: the tensor {min(missing)} is missing, though {INDEX_FILE} says it is here "
+                f"({len(missing)} missing in all).",
+                "Download the shard and the index again.",
+            )
+        for entry in entries.values():
+            _add(tensors, path, entry, description.tie_embeddings)
+    return Checkpoint(str(folder), "safetensors", description, tensors, generation)
+
+
+def _add(tensors: dict[str, TensorFacts], path: Path, entry: SafetensorsEntry, tied: bool) -> None:
+    if entry.dtype not in SUPPORTED:
+        if is_ignorable(entry.name, tied):
+            return
+        raise UnsupportedError(
+            f"{path}: the tensor {entry.name} has the type {entry.dtype}, which is not supported.",
+            "Use safetensors in bf16, fp16 or fp32, or a GGUF file of the same model.",
+        )
+    if entry.name in tensors:
+        raise ModelFileError(f"{path}: the tensor {entry.name} is also in {tensors[entry.name].path}.")
+    tensors[entry.name] = TensorFacts(
+        entry.name, entry.dtype, entry.shape, str(path), entry.offset, entry.nbytes
+    )
+
+
+def _shards(folder: Path) -> dict[Path, set[str]]:
+    """The safetensors files of the model, each with the tensors that must be in it."""
+    if (folder / SINGLE_FILE).is_file():
+        return {folder / SINGLE_FILE: set()}
+    if (folder / INDEX_FILE).is_file():
+        return _indexed_shards(folder)
+    found = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
+    if len(found) == 1 and "-of-" not in found[0].name:
+        return {found[0]: set()}
+    if found:
+        raise ModelFileError(
+            f"{folder} has {len(found)} safetensors files ({found[0].name}, ...) but no {INDEX_FILE}.",
+            f"Download {INDEX_FILE} and all shards it names.",
+        )
+    pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise pickle_refused(pickles[0])
+    raise ModelFileError(
+        f"{folder} has a config.json but no safetensors files.", "Download the weights of the model too."
+    )
+
+
+def _indexed_shards(folder: Path) -> dict[Path, set[str]]:
+    index_path = folder / INDEX_FILE
+    weight_map = read_json_object(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelFileError(f"{index_path}: the field weight_map is missing or empty.")
+    shards: dict[Path, set[str]] = {}
+    for name, shard in weight_map.items():
+        is_plain = isinstance(shard, str) and Path(shard).name == shard and shard.endswith(".safetensors")
+        if not is_plain:
+            raise ModelFileError(
+                f"{index_path}: {str(shard)[:200]!r} is not the name of a shard in this folder."
+            )
+        shards.setdefault(folder / shard, set()).add(name)
+    missing = sorted(path.name for path in shards if not path.is_file())
+    if missing:
+        raise ModelFileError(
+            f"{folder}: {len(missing)} of {len(shards)} shards are missing: {', '.join(missing[:5])}"
+            f"{', ...' if len(missing) > 5 else ''}.",
+            "Download the missing files.",
+        )
+    return dict(sorted(shards.items()))
+
+
+def _not_a_model(folder: Path) -> ModelFileError:
+    names = sorted(path.name for path in folder.iterdir())
+    ggufs = [name for name in names if name.endswith(".gguf")]
+    pickles = [name for name in names if Path(name).suffix in PICKLE_SUFFIXES]
+    if ggufs:
+        return ModelFileError(
+            f"{folder} has no config.json, but it holds GGUF files.", f"Give the file: {folder / ggufs[0]}"
+        )
+    if pickles:
+        return pickle_refused(folder / pickles[0])
+    return ModelFileError(
+        f"{folder} is not a model: it has no config.json.",
+        "Give a GGUF file, or a Hugging Face folder with config.json, tokenizer.json and safetensors.",
+    )

@@ -1,0 +1,208 @@
+"""config.json to `ModelDescription`: llama, mistral, qwen2 and qwen3.
+
+Called by `hf_checkpoint`. Knows the old and the new spelling of rope fields. Invariant: a field that would
+change the model's arithmetic in a way this version cannot follow is an error that names the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from firstlight.base.errors import ModelFileError, UnsupportedError
+from firstlight.facts.description import ModelDescription, RopeScaling, require_consistent
+from firstlight.facts.fields import MAX_LAYERS, Fields
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What `transformers` assumes for a model type where config.json is silent."""
+
+    qkv_bias: bool | None = None  # None: config.json's attention_bias says
+    output_bias: bool | None = None  # None: as attention_bias
+    head_size: int | None = None  # None: hidden size divided by heads
+    num_kv_heads: int | None = None  # None: as many as heads
+    sliding_window: int | None = None
+    window_switch: bool = False  # use_sliding_window and max_window_layers are read
+    qk_norm: bool = False
+    mlp_bias: bool = False  # whether the field mlp_bias is read
+
+
+_FAMILIES = {
+    "llama": _Family(mlp_bias=True),
+    "mistral": _Family(qkv_bias=False, num_kv_heads=8, sliding_window=4096),
+    "qwen2": _Family(qkv_bias=True, output_bias=False, window_switch=True, sliding_window=4096),
+    "qwen3": _Family(window_switch=True, sliding_window=4096, head_size=128, qk_norm=True),
+}
+# Fields that change the arithmetic, and the values at which they change nothing.
+_NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "quantization_config": (),
+    "partial_rotary_factor": (1, 1.0),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1, 1.0),
+    "residual_multiplier": (1, 1.0),
+    "logits_scaling": (1, 1.0),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "num_local_experts": (0, 1),
+    "num_experts": (0,),
+    "no_rope_layers": (),
+    "auto_map": (),
+}
+
+
+def describe_hf(
+    config: Mapping[str, Any], generation: Mapping[str, Any], where: str = "config.json"
+) -> ModelDescription:
+    """The description of a Hugging Face model from its config.json and (possibly empty)
+    generation_config.json."""
+    fields = Fields(config, where)
+    model_type = _model_type(fields)
+    family = _FAMILIES[model_type]
+    _refuse_unknown_arithmetic(fields)
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    vocab_size = fields.integer("vocab_size")
+    attention_bias = fields.boolean("attention_bias", False)
+    rope = _rope_fields(fields)
+    description = ModelDescription(
+        architecture=model_type,
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=_num_kv_heads(fields, family, heads),
+        head_size=_head_size(fields, family, hidden, heads),
+        intermediate_size=fields.integer("intermediate_size"),
+        vocab_size=vocab_size,
+        max_position=fields.integer("max_position_embeddings"),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope_theta=rope.number("rope_theta", fields.number("rope_theta", 10000.0)),
+        rope_scaling=_rope_scaling(rope, fields),
+        tie_embeddings=fields.boolean("tie_word_embeddings", False),
+        attention_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        output_bias=_output_bias(family, attention_bias),
+        mlp_bias=fields.boolean("mlp_bias", False) if family.mlp_bias else False,
+        qk_norm=family.qk_norm,
+        sliding_window=_sliding_window(fields, family, layers),
+        bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab_size)), None),
+        eos_token_ids=_end_tokens(fields, Fields(generation, "generation_config.json"), vocab_size),
+    )
+    return require_consistent(description, where)
+
+
+def _model_type(fields: Fields) -> str:
+    model_type = fields.string("model_type", "")
+    if not model_type:
+        raise ModelFileError(
+            f"{fields.where}: the field model_type is missing, so this is not the folder of a language model."
+        )
+    if model_type not in _FAMILIES:
+        raise UnsupportedError(
+            f"{fields.where}: model_type {model_type!r} is not supported.",
+            f"Supported: {', '.join(_FAMILIES)}.",
+        )
+    return model_type
+
+
+def _refuse_unknown_arithmetic(fields: Fields) -> None:
+    for name, neutral in _NEUTRAL_VALUES.items():
+        value = fields.values.get(name)
+        if value is not None and value not in neutral and value not in ({}, []):
+            shown = value.get("quant_method", value) if isinstance(value, Mapping) else value
+            raise UnsupportedError(
+                f"{fields.where}: {name} = {str(shown)[:80]} is not supported.",
+                "Use the unquantised safetensors (bf16, fp16, fp32) or a GGUF file of the same model."
+                if name == "quantization_config"
+                else "",
+            )
+    activation = fields.string("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise UnsupportedError(f"{fields.where}: hidden_act {activation!r} is not supported, only 'silu'.")
+
+
+def _num_kv_heads(fields: Fields, family: _Family, heads: int) -> int:
+    if "num_key_value_heads" in fields.values:
+        return fields.integer("num_key_value_heads", heads)
+    return family.num_kv_heads or heads
+
+
+def _head_size(fields: Fields, family: _Family, hidden: int, heads: int) -> int:
+    explicit = fields.values.get("head_dim") is not None
+    if not explicit and family.head_size is None and hidden % heads:
+        raise ModelFileError(
+            f"{fields.where}: hidden_size ({hidden}) is not a multiple of num_attention_heads ({heads}) and "
+            "there is no head_dim."
+        )
+    return fields.integer("head_dim", family.head_size or hidden // heads)
+
+
+def _output_bias(family: _Family, attention_bias: bool) -> bool:
+    if family.output_bias is not None:
+        return family.output_bias
+    return attention_bias if family.qkv_bias is None else family.qkv_bias
+
+
+def _rope_fields(fields: Fields) -> Fields:
+    """The rope section: `rope_parameters` (new), or `rope_scaling` (old); empty when neither is there."""
+    name = "rope_parameters" if fields.values.get("rope_parameters") is not None else "rope_scaling"
+    section = fields.mapping(name)
+    if any(isinstance(value, Mapping) for value in section.values()):
+        raise UnsupportedError(f"{fields.where}: {name} that differ from layer to layer are not supported.")
+    return Fields(section, f"{fields.where}: {name}")
+
+
+def _rope_scaling(rope: Fields, fields: Fields) -> RopeScaling:
+    kind = rope.string("rope_type", rope.string("type", "default"))
+    partial = rope.number("partial_rotary_factor", 1.0)
+    if partial != 1.0:
+        raise UnsupportedError(f"{rope.where}: partial_rotary_factor = {partial} is not supported.")
+    if kind in ("default", "none"):
+        return RopeScaling()
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=rope.number("factor"))
+    if kind == "llama3":
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        if high <= low:
+            raise ModelFileError(f"{rope.where}: high_freq_factor ({high}) must be above low ({low}).")
+        return RopeScaling(
+            kind="llama3",
+            factor=rope.number("factor"),
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_position=rope.integer(
+                "original_max_position_embeddings", fields.integer("max_position_embeddings")
+            ),
+        )
+    raise UnsupportedError(
+        f"{rope.where}: rope_type {kind!r} is not supported.", "Supported: default, linear, llama3."
+    )
+
+
+def _sliding_window(fields: Fields, family: _Family, layers: int) -> int | None:
+    """The window that all layers share, or None. Models that mix layers are refused."""
+    if family.sliding_window is None:
+        return None
+    if family.window_switch and not fields.boolean("use_sliding_window", False):
+        return None
+    if "sliding_window" in fields.values and fields.values["sliding_window"] is None:
+        return None
+    window = fields.integer("sliding_window", family.sliding_window)
+    if not family.window_switch:
+        return window
+    num_windowed = layers - min(layers, fields.integer("max_window_layers", 28, minimum=0))
+    kinds = fields.values.get("layer_types")
+    if isinstance(kinds, list):
+        num_windowed = sum(kind == "sliding_attention" for kind in kinds)
+    if 0 < num_windowed < layers:
+        raise UnsupportedError(
+            f"{fields.where}: a sliding window in {num_windowed} of {layers} layers (max_window_layers, "
+            "layer_types) is not supported.",
+            "Set use_sliding_window to false if prompts stay shorter than the window.",
+        )
+    return window if num_windowed else None
+
+
+def _end_tokens(fields: Fields, generation: Fields, vocab_size: int) -> tuple[int, ...]:
+    ids = generation.token_ids("eos_token_id", vocab_size) + fields.token_ids("eos_token_id", vocab_size)
+    return tuple(dict.fromkeys(ids))
