@@ -1,0 +1,198 @@
+"""What a rank wants to read, and whether the checkpoint can give it: checked before the first byte is read.
+
+Models state their parameters as `Wanted`; `reader` reads them. Invariant: a `Segment` asks only for bytes
+inside its tensor, in whole rows and whole blocks, and keeps whole heads of rope-permuted tensors together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from firstlight.base.errors import ModelFileError, UsageError
+from firstlight.facts.checkpoint import Checkpoint, TensorFacts
+from firstlight.facts.formats import SUPPORTED
+from firstlight.facts.names import is_ignorable
+
+MAX_SUGGESTED_RANKS = 16
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A slice of one tensor. `shape` is the whole tensor's, (N, K) or (N,), in Hugging Face order.
+
+    `rows` and `columns` are half-open. Of a vector, `rows` are its values and `columns` is (0, 1).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+    @classmethod
+    def whole(cls, name: str, shape: tuple[int, ...]) -> Wanted:
+        return cls(name, shape, (0, shape[0]), (0, shape[1] if len(shape) > 1 else 1))
+
+    @classmethod
+    def row_slice(cls, name: str, shape: tuple[int, ...], start: int, stop: int) -> Wanted:
+        return cls(name, shape, (start, stop), (0, shape[1] if len(shape) > 1 else 1))
+
+    @classmethod
+    def column_slice(cls, name: str, shape: tuple[int, ...], start: int, stop: int) -> Wanted:
+        return cls(name, shape, (0, shape[0]), (start, stop))
+
+    @property
+    def slice_shape(self) -> tuple[int, ...]:
+        rows = self.rows[1] - self.rows[0]
+        return (rows,) if len(self.shape) == 1 else (rows, self.columns[1] - self.columns[0])
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The bytes of one `Wanted`: `nbytes` neighbouring bytes of a file, whole rows of the tensor.
+
+    From each row of `row_bytes` the slice keeps `kept_bytes` from `skipped_bytes` on.
+    """
+
+    wanted: Wanted
+    facts: TensorFacts
+    offset: int
+    nbytes: int
+    num_rows: int
+    row_bytes: int
+    skipped_bytes: int
+    kept_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.num_rows * self.kept_bytes
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """Segments in file order, and what the file holds beside them."""
+
+    segments: tuple[Segment, ...]
+    unused: tuple[str, ...]
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(segment.resident_bytes for segment in self.segments)
+
+
+def split_evenly(total: int, unit: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """The half-open share of `rank` when `total` is split in whole units; early ranks get the larger shares.
+
+    9 heads for two ranks of 3 kv groups: `split_evenly(9, 3, 0, 2)` is (0, 6). Raises `UsageError` when a
+    rank would get nothing.
+    """
+    num_units, rest = divmod(total, unit)
+    if rest or num_units < num_ranks:
+        raise UsageError(
+            f"{total} cannot be split over {num_ranks} ranks in whole units of {unit}.",
+            f"Use --tensor-parallel {max(1, num_units)} or less.",
+        )
+    share, extra = divmod(num_units, num_ranks)
+    start = rank * share + min(rank, extra)
+    return start * unit, (start + share + (rank < extra)) * unit
+
+
+def make_plan(checkpoint: Checkpoint, wanted: Sequence[Wanted]) -> ReadPlan:
+    """Checks every `Wanted` against the checkpoint and orders the reads.
+
+    Raises `ModelFileError` for a missing tensor, another shape, or tensors nobody asked for; `UsageError` for
+    a slice that cuts through a block or a head.
+    """
+    names = {item.name for item in wanted}
+    if len(names) != len(wanted):
+        twice = next(item.name for item in wanted if sum(other.name == item.name for other in wanted) > 1)
+        raise ValueError(f"the tensor {twice} is wanted twice")
+    segments = [_segment(checkpoint, item) for item in wanted]
+    segments.sort(key=lambda segment: (segment.facts.path, segment.offset))
+    unused = sorted(checkpoint.tensors.keys() - names)
+    foreign = [name for name in unused if not is_ignorable(name, checkpoint.description.tie_embeddings)]
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise ModelFileError(
+            f"{checkpoint.path}: {len(foreign)} tensors do not belong to a "
+            f"{checkpoint.description.architecture} model of this configuration: {shown}.",
+            "Check that the configuration belongs to these weights.",
+        )
+    return ReadPlan(tuple(segments), tuple(unused))
+
+
+def _segment(checkpoint: Checkpoint, wanted: Wanted) -> Segment:
+    facts = checkpoint.tensors.get(wanted.name)
+    if facts is None:
+        raise ModelFileError(
+            f"{checkpoint.path}: the tensor {wanted.name} is missing.", "Download the model again."
+        )
+    if facts.shape != wanted.shape:
+        raise ModelFileError(
+            f"{facts.path}: the tensor {wanted.name} has the shape {list(facts.shape)}; the configuration "
+            f"demands {list(wanted.shape)}.",
+            "Check that the configuration belongs to these weights.",
+        )
+    _require_range(wanted, wanted.rows, wanted.shape[0], "rows")
+    if facts.rope_permuted:
+        _require_heads(wanted, checkpoint.description.head_size)
+    if len(wanted.shape) == 1:
+        return _vector_segment(facts, wanted)
+    _require_range(wanted, wanted.columns, wanted.shape[1], "columns")
+    geometry = SUPPORTED[facts.format]
+    if any(bound % geometry.block_values for bound in wanted.columns):
+        raise _cut_block(facts, wanted, geometry.block_values)
+    row_bytes = geometry.row_bytes(wanted.shape[1])
+    num_rows = wanted.rows[1] - wanted.rows[0]
+    return Segment(
+        wanted=wanted,
+        facts=facts,
+        offset=facts.offset + wanted.rows[0] * row_bytes,
+        nbytes=num_rows * row_bytes,
+        num_rows=num_rows,
+        row_bytes=row_bytes,
+        skipped_bytes=geometry.row_bytes(wanted.columns[0]),
+        kept_bytes=geometry.row_bytes(wanted.columns[1] - wanted.columns[0]),
+    )
+
+
+def _vector_segment(facts: TensorFacts, wanted: Wanted) -> Segment:
+    geometry = SUPPORTED[facts.format]
+    start, stop = wanted.rows
+    if start % geometry.block_values or stop % geometry.block_values:
+        raise _cut_block(facts, wanted, geometry.block_values)
+    nbytes = geometry.row_bytes(stop - start)
+    return Segment(wanted, facts, facts.offset + geometry.row_bytes(start), nbytes, 1, nbytes, 0, nbytes)
+
+
+def _require_range(wanted: Wanted, bounds: tuple[int, int], size: int, what: str) -> None:
+    start, stop = bounds
+    if not 0 <= start < stop <= size:
+        raise ValueError(f"{what} {start}..{stop} of {wanted.name} with {size}")
+
+
+def _require_heads(wanted: Wanted, head_size: int) -> None:
+    if wanted.rows[0] % head_size or wanted.rows[1] % head_size:
+        raise UsageError(
+            f"Rows {wanted.rows[0]}..{wanted.rows[1]} of {wanted.name} cut through an attention head of "
+            f"{head_size} rows.",
+            f"Use --tensor-parallel {wanted.shape[0] // head_size} or less.",
+        )
+
+
+def _cut_block(facts: TensorFacts, wanted: Wanted, block_values: int) -> UsageError:
+    bounds = wanted.rows if len(wanted.shape) == 1 else wanted.columns
+    size = wanted.shape[-1]
+    fitting = [n for n in range(1, MAX_SUGGESTED_RANKS + 1) if size % (n * block_values) == 0]
+    return UsageError(
+        f"{facts.path}: columns {bounds[0]}..{bounds[1]} of {wanted.name} cut through a {facts.format} "
+        f"block of {block_values} values.",
+        f"Sizes of --tensor-parallel that split its {size} columns evenly in whole blocks: "
+        f"{', '.join(map(str, fitting))}."
+        if fitting
+        else "Use --tensor-parallel 1.",
+    )

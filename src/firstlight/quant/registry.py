@@ -1,0 +1,24 @@
+"""The formats by name, and the one question everyone asks: the values of a weight.
+
+Used by `loading.convert`, `ops` and the tests. Adding a format is one file, one line here and one line in
+`facts.formats`. Invariant: the names here are the names in `facts.formats.SUPPORTED`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from firstlight.quant.q4_0 import Q4_0
+from firstlight.quant.q4_1 import Q4_1
+from firstlight.quant.q8_0 import Q8_0
+from firstlight.quant.unquantized import BF16, F16, F32, Unquantized
+from firstlight.quant.weight import BlockFormat, Weight, WeightFormat
+
+UNQUANTIZED: dict[str, Unquantized] = {"F32": F32, "F16": F16, "BF16": BF16}
+BLOCK_FORMATS: dict[str, BlockFormat] = {"Q8_0": Q8_0(), "Q4_0": Q4_0(), "Q4_1": Q4_1()}
+FORMATS: dict[str, WeightFormat] = {**UNQUANTIZED, **BLOCK_FORMATS}
+
+
+def dequantize(weight: Weight) -> torch.Tensor:
+    """The exact values of a weight, float32 in its shape."""
+    return FORMATS[weight.format].dequantize(weight)
