@@ -15,7 +15,8 @@ from pathlib import Path
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.formats import GGML_TYPE_NAMES, SUPPORTED
 from firstlight.facts.gguf_config import describe_gguf, generation_defaults
-from firstlight.facts.gguf_header import DOWNLOAD_AGAIN, GgufFile, GgufTensor, read_gguf
+from firstlight.facts.gguf_cursor import DOWNLOAD_AGAIN
+from firstlight.facts.gguf_header import GgufFile, GgufTensor, read_gguf
 from firstlight.facts.names import ROPE_FACTORS, huggingface_name
 from firstlight.facts.tensor_facts import Checkpoint, TensorFacts, find_overlap
 

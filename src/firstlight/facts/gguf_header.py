@@ -17,22 +17,19 @@ from typing import Any
 import numpy as np
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
+from firstlight.facts.gguf_cursor import DOWNLOAD_AGAIN, U32, U64, Cursor
 
 MAGIC = b"GGUF"
-MAX_HEADER_BYTES = 512 * 1024 * 1024
 MAX_KEY_BYTES = 65535
 MAX_METADATA = 100_000
 MAX_TENSORS = 4_000_000
 MAX_DIMENSIONS = 4
 MAX_VALUES = 1 << 48
 MAX_ALIGNMENT = 1 << 24
-FIRST_READ_BYTES = 2 * 1024 * 1024
 
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
-_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _SCALAR_STRUCTS = {kind: struct.Struct("<" + code) for kind, code in SCALARS.items()}
-DOWNLOAD_AGAIN = "Download the file again; compare its size with the one the publisher states."
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class _Metadata(Mapping[str, Any]):
             dtype = np.dtype("<" + SCALARS[array.kind])
             return np.frombuffer(self._data, dtype, array.count, array.start).copy()
         data, position, strings = bytes(self._data), array.start, []
-        unpack, start_of_text = _U64.unpack_from, _U64.size
+        unpack, start_of_text = U64.unpack_from, U64.size
         try:
             for _ in range(array.count):
                 begin = position + start_of_text
@@ -116,68 +113,6 @@ class _Metadata(Mapping[str, Any]):
                 DOWNLOAD_AGAIN,
             ) from error
         return strings
-
-
-class _Cursor:
-    """A position in a prefix of the file that grows as the header turns out to be longer."""
-
-    def __init__(self, descriptor: int, path: str) -> None:
-        self.descriptor = descriptor
-        self.path = path
-        self.size_bytes = os.fstat(descriptor).st_size
-        self.data = bytearray()
-        self.position = 0
-
-    def need(self, end: int) -> None:
-        """Makes the bytes up to `end` present, or says why that cannot be."""
-        if end <= len(self.data):
-            return
-        if end > self.size_bytes:
-            raise ModelFileError(
-                f"{self.path} is truncated or damaged: its header reaches past the end of the file "
-                f"({self.size_bytes} bytes).",
-                DOWNLOAD_AGAIN,
-            )
-        if end > MAX_HEADER_BYTES:
-            raise ModelFileError(f"{self.path}: the header is larger than {MAX_HEADER_BYTES} bytes.")
-        goal = min(self.size_bytes, MAX_HEADER_BYTES, max(end, 2 * len(self.data), FIRST_READ_BYTES))
-        while len(self.data) < goal:
-            piece = os.pread(self.descriptor, goal - len(self.data), len(self.data))
-            if not piece:
-                raise ModelFileError(f"{self.path} became shorter while it was read.", DOWNLOAD_AGAIN)
-            self.data += piece
-
-    def take(self, layout: struct.Struct) -> Any:
-        self.need(self.position + layout.size)
-        value = layout.unpack_from(self.data, self.position)[0]
-        self.position += layout.size
-        return value
-
-    def string(self, what: str, max_bytes: int = MAX_HEADER_BYTES) -> str:
-        length = self.take(_U64)
-        if length > max_bytes:
-            raise ModelFileError(f"{self.path}: {what} claims a length of {length} bytes.", DOWNLOAD_AGAIN)
-        self.need(self.position + length)
-        raw = bytes(self.data[self.position : self.position + length])
-        self.position += length
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            raise ModelFileError(f"{self.path}: {what} is not valid UTF-8.", DOWNLOAD_AGAIN) from error
-
-    def skip_strings(self, count: int) -> None:
-        """Walks over `count` strings; the hot loop of the header (100 000 tokens and merges)."""
-        position, done, unpack = self.position, 0, _U64.unpack_from
-        while done < count:
-            data = self.data
-            try:
-                while done < count:
-                    position += 8 + unpack(data, position)[0]
-                    done += 1
-            except (struct.error, OverflowError):
-                self.need(position + 8)
-        self.need(position)
-        self.position = position
 
 
 def read_gguf(path: str | Path) -> GgufFile:
@@ -192,16 +127,16 @@ def read_gguf(path: str | Path) -> GgufFile:
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}.") from error
     try:
-        return _parse(_Cursor(descriptor, path))
+        return _parse(Cursor(descriptor, path))
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}.") from error
     finally:
         os.close(descriptor)
 
 
-def _parse(cursor: _Cursor) -> GgufFile:
+def _parse(cursor: Cursor) -> GgufFile:
     version = _version(cursor)
-    num_tensors, num_metadata = cursor.take(_U64), cursor.take(_U64)
+    num_tensors, num_metadata = cursor.take(U64), cursor.take(U64)
     if num_tensors > MAX_TENSORS or num_metadata > MAX_METADATA:
         raise ModelFileError(
             f"{cursor.path}: the header claims {num_tensors} tensors and {num_metadata} metadata entries; "
@@ -230,12 +165,12 @@ def _parse(cursor: _Cursor) -> GgufFile:
     return GgufFile(cursor.path, version, metadata, tensors, data_offset, cursor.size_bytes)
 
 
-def _version(cursor: _Cursor) -> int:
+def _version(cursor: Cursor) -> int:
     cursor.need(8)
     if bytes(cursor.data[:4]) != MAGIC:
         raise ModelFileError(f"{cursor.path} is not a GGUF file: it does not begin with 'GGUF'.")
     cursor.position = 4
-    version = int(cursor.take(_U32))
+    version = int(cursor.take(U32))
     if version and version & 0xFFFF == 0:
         raise UnsupportedError(
             f"{cursor.path} is a big-endian GGUF file.", "Use the little-endian file of the same model."
@@ -248,8 +183,8 @@ def _version(cursor: _Cursor) -> int:
     return version
 
 
-def _value(cursor: _Cursor, key: str) -> Any:
-    kind = cursor.take(_U32)
+def _value(cursor: Cursor, key: str) -> Any:
+    kind = cursor.take(U32)
     if kind == STRING:
         return cursor.string(f"the metadata {key}")
     if kind == ARRAY:
@@ -261,8 +196,8 @@ def _value(cursor: _Cursor, key: str) -> Any:
     return cursor.take(_SCALAR_STRUCTS[kind])
 
 
-def _array(cursor: _Cursor, key: str) -> _ArrayRange:
-    kind, count = cursor.take(_U32), cursor.take(_U64)
+def _array(cursor: Cursor, key: str) -> _ArrayRange:
+    kind, count = cursor.take(U32), cursor.take(U64)
     if kind != STRING and kind not in SCALARS:
         raise ModelFileError(f"{cursor.path}: the metadata {key} is an array of the unknown type {kind}.")
     item_bytes = 8 if kind == STRING else _SCALAR_STRUCTS[kind].size  # of a string: at least its length
@@ -281,18 +216,18 @@ def _array(cursor: _Cursor, key: str) -> _ArrayRange:
     return _ArrayRange(kind, count, start)
 
 
-def _tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+def _tensor_info(cursor: Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name = cursor.string("a tensor name", MAX_KEY_BYTES)
-    num_dimensions = cursor.take(_U32)
+    num_dimensions = cursor.take(U32)
     if num_dimensions > MAX_DIMENSIONS:
         raise ModelFileError(f"{cursor.path}: the tensor {name} claims {num_dimensions} dimensions.")
-    dimensions = [cursor.take(_U64) for _ in range(num_dimensions)]
+    dimensions = [cursor.take(U64) for _ in range(num_dimensions)]
     num_values = 1
     for size in dimensions:
         num_values *= size
         if not 1 <= size <= MAX_VALUES or num_values > MAX_VALUES:
             raise ModelFileError(f"{cursor.path}: the tensor {name} claims the shape {dimensions}.")
-    type_id, offset = cursor.take(_U32), cursor.take(_U64)
+    type_id, offset = cursor.take(U32), cursor.take(U64)
     if offset > cursor.size_bytes:
         raise ModelFileError(
             f"{cursor.path} is truncated: the tensor {name} begins at byte {offset} of the data, past "

@@ -1,0 +1,174 @@
+"""Where the memory goes, computed before anything is allocated: a budget that explains itself.
+
+Used by the engine at start, by `env` and by planning. Pure arithmetic. Invariant: the lines of a budget add
+up to no more than what may be planned for, so that our own sizing never meets the out-of-memory killer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from firstlight.base.errors import ResourceError
+from firstlight.facts.description import ModelDescription
+from firstlight.facts.formats import SUPPORTED
+from firstlight.facts.tensor_facts import Checkpoint
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """One use of memory, and why it has this size."""
+
+    name: str
+    nbytes: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {format_bytes(self.nbytes)} ({self.reason})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetRequest:
+    """What goes into a budget of one rank. All sizes are for this rank alone.
+
+    `available_bytes` is free on the device that holds weights and pages, shared by `num_ranks` ranks.
+    `min_tokens` must fit (the longest sequence); pages for more than `max_tokens` would never be used.
+    `kv_memory_bytes` fixes the size of the KV cache; 0 takes what is left.
+    """
+
+    available_bytes: int
+    fraction: float
+    weight_bytes: int
+    workspace_bytes: int
+    page_bytes: int
+    page_size_tokens: int
+    min_tokens: int
+    max_tokens: int
+    kv_memory_bytes: int = 0
+    num_ranks: int = 1
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """The outcome: how many KV pages, and every use of memory in order."""
+
+    num_pages: int
+    page_size_tokens: int
+    lines: tuple[BudgetLine, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_pages * self.page_size_tokens
+
+    def explain(self) -> list[str]:
+        return [str(line) for line in self.lines]
+
+
+def kv_bytes_per_token(
+    description: ModelDescription, bytes_per_value: int, num_kv_heads: int | None = None
+) -> int:
+    """Keys and values of one token in all layers; `num_kv_heads` is a rank's share."""
+    heads = description.num_kv_heads if num_kv_heads is None else num_kv_heads
+    return 2 * description.num_layers * heads * description.head_size * bytes_per_value
+
+
+def weight_bytes_per_rank(
+    checkpoint: Checkpoint, num_ranks: int = 1, bits_per_value: Mapping[str, float] | None = None
+) -> int:
+    """Resident bytes of a rank's weights, if the ranks share evenly; a plan of `loading` knows exactly.
+
+    `bits_per_value` gives the fast layout's size by weight format where it differs from the checkpoint's.
+    Matrices are split over the ranks, vectors are on every rank.
+    """
+    bits = {name: geometry.bits_per_value for name, geometry in SUPPORTED.items()}
+    bits.update(bits_per_value or {})
+    total = 0
+    for tensor in checkpoint.tensors.values():
+        nbytes = math.prod(tensor.shape) * bits[tensor.format] / 8
+        total += math.ceil(nbytes / num_ranks if len(tensor.shape) > 1 else nbytes)
+    return total
+
+
+def compute_budget(request: BudgetRequest) -> MemoryBudget:
+    """Divides the memory. Raises `ResourceError` with the amount needed and what to change."""
+    planned_bytes = int(request.available_bytes * request.fraction) // request.num_ranks
+    left_bytes = planned_bytes - request.weight_bytes - request.workspace_bytes
+    min_pages = _pages(request.min_tokens, request)
+    max_pages = max(min_pages, _pages(request.max_tokens, request))
+    if request.kv_memory_bytes:
+        num_pages, reason = request.kv_memory_bytes // request.page_bytes, "--kv-memory"
+    else:
+        num_pages = min(max_pages, left_bytes // request.page_bytes)
+        reason = "as many as can be used" if num_pages == max_pages else "what is left"
+    if num_pages < min_pages and request.kv_memory_bytes:
+        raise _small_kv_memory(request, num_pages, min_pages)
+    if num_pages < min_pages or num_pages * request.page_bytes > left_bytes:
+        raise _too_little(request, planned_bytes, max(min_pages, num_pages))
+    kv_bytes = num_pages * request.page_bytes
+    tokens = num_pages * request.page_size_tokens
+    shared = f" shared by {request.num_ranks} ranks" if request.num_ranks > 1 else ""
+    lines = (
+        BudgetLine("weights", request.weight_bytes, "in the layout of this device"),
+        BudgetLine("workspace", request.workspace_bytes, "activations of the largest step, and the runtime"),
+        BudgetLine(
+            "kv cache",
+            kv_bytes,
+            f"{num_pages} pages of {request.page_size_tokens} tokens, {tokens} tokens in all: {reason}",
+        ),
+        BudgetLine(
+            "free",
+            planned_bytes - request.weight_bytes - request.workspace_bytes - kv_bytes,
+            f"of {format_bytes(planned_bytes)} that may be planned for: {request.fraction:.0%} of "
+            f"{format_bytes(request.available_bytes)} available{shared}",
+        ),
+    )
+    return MemoryBudget(num_pages, request.page_size_tokens, lines)
+
+
+def _pages(num_tokens: int, request: BudgetRequest) -> int:
+    return -(-num_tokens // request.page_size_tokens)
+
+
+def _too_little(request: BudgetRequest, planned_bytes: int, num_pages: int) -> ResourceError:
+    kv_bytes = num_pages * request.page_bytes
+    needed_bytes = request.weight_bytes + request.workspace_bytes + kv_bytes
+    fitting_pages = (planned_bytes - request.weight_bytes - request.workspace_bytes) // request.page_bytes
+    remedies = []
+    if request.kv_memory_bytes:
+        remedies.append("lower --kv-memory")
+    elif fitting_pages > 0:
+        remedies.append(f"set --max-model-len to {fitting_pages * request.page_size_tokens} or less")
+    needed_fraction = needed_bytes * request.num_ranks / max(1, request.available_bytes)
+    if needed_fraction <= 0.95:
+        remedies.append(f"raise --memory-fraction to {math.ceil(needed_fraction * 100) / 100:.2f}")
+    remedies.append("free memory, or use a smaller or more strongly quantised model")
+    sentence = ", or ".join(remedies)
+    shared = f", shared by {request.num_ranks} ranks" if request.num_ranks > 1 else ""
+    return ResourceError(
+        f"Not enough memory: a rank needs {format_bytes(needed_bytes)} (weights "
+        f"{format_bytes(request.weight_bytes)}, workspace {format_bytes(request.workspace_bytes)}, KV cache "
+        f"for {num_pages * request.page_size_tokens} tokens {format_bytes(kv_bytes)}), and "
+        f"{format_bytes(planned_bytes)} may be planned for ({request.fraction:.0%} of "
+        f"{format_bytes(request.available_bytes)} available{shared}).",
+        sentence[0].upper() + sentence[1:] + ".",
+    )
+
+
+def _small_kv_memory(request: BudgetRequest, num_pages: int, min_pages: int) -> ResourceError:
+    return ResourceError(
+        f"--kv-memory of {format_bytes(request.kv_memory_bytes)} holds {num_pages} pages; a sequence of "
+        f"{request.min_tokens} tokens needs {min_pages} ({format_bytes(min_pages * request.page_bytes)}).",
+        "Raise --kv-memory, leave it out, or lower --max-model-len to "
+        f"{num_pages * request.page_size_tokens}.",
+    )
+
+
+def format_bytes(nbytes: int) -> str:
+    """For people: 12.3 MB, 4.56 GB (decimal, as files and products are sold)."""
+    value = float(nbytes)
+    for unit in ("bytes", "kB", "MB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.2f} GB"
