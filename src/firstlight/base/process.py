@@ -68,6 +68,10 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal_number)
 
+    def wait(self) -> None:
+        """Wait for the end of a child that was killed."""
+        self._process.wait()
+
     def close(self) -> None:
         """Give back the pipe."""
         self._output.close()

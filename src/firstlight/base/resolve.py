@@ -8,6 +8,7 @@ reason that names its source.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from firstlight.base.settings import ALL_SETTINGS, SECTIONS, Setting
 
 # Keys of a TOML file that are not fields of a section, and the table they may stand in.
 OTHER_KEYS = {"model": "model", "api-key": "server", "api-key-file": "server", "debug": "server"}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([KMGT]?)(?:I?B)?")
 _SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -104,9 +106,11 @@ def parse_size(text: str | int) -> int:
     """Bytes from 1048576, "512M", "2G" or "2GiB"; raises ValueError."""
     if isinstance(text, int) and not isinstance(text, bool):
         return text
-    trimmed = str(text).strip().upper().removesuffix("IB").removesuffix("B")
-    unit = trimmed[-1:] if trimmed[-1:] in _SIZE_UNITS and trimmed[-1:] else ""
-    return int(float(trimmed.removesuffix(unit)) * _SIZE_UNITS[unit])
+    match = _SIZE.fullmatch(str(text).strip().upper())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size")
+    number, unit = match.groups()
+    return int(float(number) * _SIZE_UNITS[unit])
 
 
 def _table(path: Path, section: str, table: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Setting(msgspec.Struct, frozen=True):
     @property
     def repeats(self) -> bool:
         """Whether the flag may be given several times."""
-        return self.type == tuple[str, ...]
+        return bool(self.type == tuple[str, ...])
 
 
 def _model(name: str, field: str, help: str, **limits: Any) -> Setting:  # noqa: A002

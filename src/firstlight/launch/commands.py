@@ -1,0 +1,70 @@
+"""What to start: the command, environment and cores of each child. Pure.
+
+Called by `launch.serve`. Invariant: the threads of all children together never exceed the cores we may use,
+unless the user asked for more.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from firstlight.base.config import RunConfig
+
+API = "api"
+# Every library that starts a pool of its own reads one of these.
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+class ChildSpec(msgspec.Struct, frozen=True):
+    """One child to start. `variables` go on top of our environment; `cores` None: any."""
+
+    name: str
+    command: tuple[str, ...]
+    variables: dict[str, str]
+    pass_fds: tuple[int, ...] = ()
+    cores: frozenset[int] | None = None
+
+
+def rank_name(rank: int) -> str:
+    """The child's name in messages and files."""
+    return f"rank-{rank}"
+
+
+def child_specs(config: RunConfig, listener_fd: int, cores: Sequence[int]) -> tuple[ChildSpec, ...]:
+    """The ranks, then the api process: the ranks have the longer way to go."""
+    ranks = config.engine.tensor_parallel
+    shares = core_shares(cores, ranks)
+    specs = [_rank_spec(config, rank, shares[rank]) for rank in range(ranks)]
+    return (*specs, _api_spec(config, listener_fd))
+
+
+def core_shares(cores: Sequence[int], ranks: int) -> list[frozenset[int] | None]:
+    """Neighbouring cores for each rank; None for all when there is one rank, or fewer cores than ranks."""
+    if ranks == 1 or len(cores) < ranks:
+        return [None] * ranks
+    ordered = sorted(cores)
+    each = len(ordered) // ranks
+    return [frozenset(ordered[rank * each : (rank + 1) * each]) for rank in range(ranks)]
+
+
+def _rank_spec(config: RunConfig, rank: int, cores: frozenset[int] | None) -> ChildSpec:
+    command = (*_python("firstlight.engine.rank"), "--run-dir", config.run_dir, "--rank", str(rank))
+    return ChildSpec(rank_name(rank), command, _threads(config.engine.threads), cores=cores)
+
+
+def _api_spec(config: RunConfig, listener_fd: int) -> ChildSpec:
+    command = (*_python("firstlight.serve.api"), "--run-dir", config.run_dir, "--fd", str(listener_fd))
+    variables = {**_threads(1), "TOKENIZERS_PARALLELISM": "false"}
+    return ChildSpec(API, command, variables, pass_fds=(listener_fd,))
+
+
+def _python(module: str) -> tuple[str, ...]:
+    # -P: a file called torch.py or random.py in the user's folder must not become ours.
+    return (sys.executable, "-P", "-m", module)
+
+
+def _threads(threads: int) -> dict[str, str]:
+    return {name: str(threads) for name in _THREAD_VARIABLES} | {"PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,137 @@
+"""What a person sees of a start: one line a phase, a live line on a terminal, and the card when it is ready.
+
+Written to by the supervisor only. Invariant: nothing here decides anything, and a stream that is not a
+terminal gets whole lines only.
+"""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from firstlight import __version__
+from firstlight.base.config import RunConfig
+from firstlight.base.phases import READY, ProgressLine
+from firstlight.launch.progress import PhaseTrack
+from firstlight.launch.ready_card import base_url, ready_card
+
+_ERASE_LINE = "\r\x1b[2K"
+_REPEAT_S = 5.0  # how often a long phase is mentioned where no live line is possible
+_PREFIXES = ("", "K", "M", "G", "T")
+
+
+class Console:
+    """Writes to one stream. `start_s` is the launch on the monotonic clock that progress lines use."""
+
+    def __init__(self, stream: TextIO, start_s: float, num_ranks: int, has_keys: bool) -> None:
+        self._stream = stream
+        self._start_s = start_s
+        self._num_ranks = num_ranks
+        self._has_keys = has_keys
+        self._is_live = stream.isatty()
+        self._live_line = ""
+        self._tracks: dict[int, PhaseTrack] = {}
+        self._mentioned_s: dict[int, float] = {}
+
+    def say(self, text: str) -> None:
+        """A whole line (or several); the live line stays below it."""
+        if self._live_line:
+            self._stream.write(_ERASE_LINE)
+        self._stream.write(text + "\n" + self._live_line)
+        self._stream.flush()
+
+    def progress(self, line: ProgressLine) -> None:
+        """A rank has moved: closes the line of the phase it left, renews that of the phase it is in."""
+        track = self._tracks.get(line.rank)
+        if track is not None and track.first.phase == READY:
+            return  # from here on the log speaks
+        if track is not None and track.first.phase == line.phase:
+            track = track.followed_by(line)
+        else:
+            self._leave(line.rank, line.time_s)
+            track = PhaseTrack(line, line)
+            self._mentioned_s[line.rank] = line.time_s
+        self._tracks[line.rank] = track
+        if line.phase == READY:
+            self._finish_live()
+        elif self._is_live:
+            self._show_live(self._describe(track, line.time_s))
+        elif line.time_s - self._mentioned_s[line.rank] >= _REPEAT_S:
+            self._mentioned_s[line.rank] = line.time_s
+            self.say(self._describe(track, line.time_s))
+
+    def opening(self, config: RunConfig) -> None:
+        """The first lines: what is being started, and where it can be asked how far it is."""
+        engine = config.engine
+        ranks = _counted(engine.tensor_parallel, "rank")
+        size = f"{ranks} of {_counted(engine.threads, 'thread')}"
+        self.say(f"firstlight {__version__}: {config.model.served_names[0]} on {engine.device}, {size}")
+        self.say(f"listening on {config.server.uds or base_url(config.server)}; answers 503 until ready")
+
+    def ready(self, config: RunConfig, now_s: float) -> None:
+        """The server is ready: how long it took, where it is and how to talk to it."""
+        self._finish_live()
+        details = [track.last.detail for track in self._tracks.values() if track.last.phase == READY]
+        for detail in filter(None, details):
+            self.say(detail)
+        self.say(ready_card(config, now_s - self._start_s, has_keys=self._has_keys))
+
+    def failed(self, explanation: str) -> None:
+        """The run is over, and not because somebody wanted it."""
+        self._finish_live()
+        self.say(f"error: {explanation}")
+
+    def closing(self) -> None:
+        """The run is over because somebody asked."""
+        self._finish_live()
+        self.say("stopped.")
+
+    def _leave(self, rank: int, now_s: float) -> None:
+        """The phase that `rank` was in is over; one that took no time is not worth a line."""
+        track = self._tracks.get(rank)
+        if track is None or (now_s - track.first.time_s < 0.05 and not track.last.total):
+            return
+        self._finish_live()
+        self.say(self._describe(track, now_s))
+
+    def _describe(self, track: PhaseTrack, now_s: float) -> str:
+        last = track.last
+        parts = [f"{now_s - self._start_s:6.1f} s"]
+        if self._num_ranks > 1:
+            parts.append(f"rank {last.rank}")
+        parts.append(f"{last.phase:<10}")
+        if last.total:
+            parts.append(f"{_amount(last.done, last.unit, short=True)} of {_amount(last.total, last.unit)}")
+        pace = track.pace
+        if pace.per_s is not None:
+            parts.append(f"{_amount(pace.per_s, last.unit)}/s")
+        if pace.remaining_s is not None and last.done < last.total:
+            parts.append(f"{pace.remaining_s:.0f} s left")
+        if last.detail:
+            parts.append(last.detail)
+        return "  ".join(parts).rstrip()
+
+    def _show_live(self, text: str) -> None:
+        self._live_line = text
+        self._stream.write(_ERASE_LINE + text)
+        self._stream.flush()
+
+    def _finish_live(self) -> None:
+        if self._live_line:
+            self._stream.write(_ERASE_LINE)
+            self._stream.flush()
+        self._live_line = ""
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _amount(value: float, unit: str, *, short: bool = False) -> str:
+    """A value with its unit; `short` leaves out the unit of a plain count."""
+    if unit != "bytes":
+        return f"{value:.0f}" if short else f"{value:.0f} {unit}".rstrip()
+    for prefix in _PREFIXES[:-1]:
+        if value < 1000:
+            return f"{value:.0f} {prefix}B" if not prefix else f"{value:.1f} {prefix}B"
+        value /= 1000
+    return f"{value:.1f} {_PREFIXES[-1]}B"

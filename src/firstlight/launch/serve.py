@@ -1,0 +1,104 @@
+"""`firstlight serve` without its flags: bind, locate the model, start the children, follow them to the end.
+
+Called by the cli. Invariant: the public socket listens before anything slow begins, and whatever happens the
+run directory and a Unix socket are cleaned up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from firstlight.base.clock import Clock, SystemClock
+from firstlight.base.config import RunConfig, ServerSection, write_config
+from firstlight.base.errors import EngineError
+from firstlight.base.resolve import Resolved, located
+from firstlight.launch.children import Children
+from firstlight.launch.commands import child_specs
+from firstlight.launch.console import Console
+from firstlight.launch.control import LaunchState
+from firstlight.launch.listen import bound_port, listen
+from firstlight.launch.run_directory import make_run_directory, remove_run_directory, write_api_keys
+from firstlight.launch.supervisor import supervise
+from firstlight.launch.verdict import Verdict, title, verdict
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user wants served. `cores`: those we may use."""
+
+    resolved: Resolved
+    model: str | None
+    api_keys: tuple[str, ...] = ()
+    cores: tuple[int, ...]
+    debug: bool = False
+
+
+def serve(
+    order: Order,
+    locate: Callable[[str | None], Path],
+    stream: TextIO,
+    clock: Clock | None = None,
+) -> int:
+    """Serve until asked to stop; the exit code. Raises the errors that come before the first child."""
+    clock = clock or SystemClock()
+    console = Console(stream, clock.now_s(), order.resolved.engine.tensor_parallel, bool(order.api_keys))
+    listener = listen(order.resolved.server)
+    try:
+        server = msgspec.structs.replace(order.resolved.server, port=bound_port(listener))
+        path = locate(order.model)
+        run_dir = make_run_directory()
+        end: Verdict | None = None
+        try:
+            config = _write_run(order, server, path, run_dir)
+            console.opening(config)
+            specs = child_specs(config, listener.fileno(), order.cores)
+            initial = LaunchState(running=tuple(spec.name for spec in specs), drain_s=server.drain_s)
+            with Children(config, specs, console, clock) as children:
+                end = verdict(supervise(initial, children, clock))
+            return _close(end, run_dir, console, order.debug)
+        finally:
+            is_unexplained = end is not None and end.death is not None and end.death.failure is None
+            remove_run_directory(run_dir, keep_logs=is_unexplained)
+    finally:
+        listener.close()
+        if order.resolved.server.uds is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(order.resolved.server.uds)
+
+
+def _write_run(order: Order, server: ServerSection, path: Path, run_dir: Path) -> RunConfig:
+    """Everything the children read, in place before the first of them starts."""
+    config = RunConfig(
+        run_dir=str(run_dir),
+        model=located(order.resolved.model, order.model, path),
+        engine=order.resolved.engine,
+        server=server,
+        debug=order.debug,
+    )
+    write_config(config)
+    if order.api_keys:
+        write_api_keys(run_dir, order.api_keys)
+    return config
+
+
+def _close(end: Verdict, run_dir: Path, console: Console, debug: bool) -> int:
+    """Say how it ended; where nobody left last words, keep the last lines of output for a person to read."""
+    if end.failure is None or end.death is None:
+        console.closing()
+        return end.exit_code
+    error = EngineError(end.failure.message, end.failure.hint)
+    console.failed(error.explain())
+    if end.death.failure is None and end.death.last_lines:
+        log = run_dir / f"{end.death.name}.log"
+        _write_lines(log, end.death.last_lines)
+        console.say(f"  the last output of {title(end.death.name)} is in {log}")
+    return end.exit_code
+
+
+def _write_lines(path: Path, lines: Sequence[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

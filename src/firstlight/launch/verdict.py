@@ -1,0 +1,72 @@
+"""Why a run ended: one message, one remedy, one exit code, from the deaths of the children. Pure.
+
+Called by the supervisor when all is over. Invariant: the first cause wins over its consequences: an error
+that a user can cause, then a death by signal, then a crash, then the complaint of a rank that lost another.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import msgspec
+
+from firstlight.base.errors import EngineError, FirstlightError
+from firstlight.base.failure import Failure
+from firstlight.launch.commands import API
+from firstlight.launch.control import Death, LaunchState
+
+_INTERRUPTED = 130
+# What a rank says when it loses another one, or when something unforeseen broke.
+_LATE_COMPLAINTS = {EngineError.exit_code, FirstlightError.exit_code}
+_NATIVE_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The end of a run. `failure` None: it was asked to end, and did. `death` is the one that explains it."""
+
+    exit_code: int
+    failure: Failure | None = None
+    death: Death | None = None
+
+
+def verdict(state: LaunchState) -> Verdict:
+    """What the launcher says and returns at the end of a run."""
+    death = min(state.deaths, key=_place)
+    if state.asked and (death.told or death.cause.code == 0):
+        return Verdict(_INTERRUPTED if state.was_killed else 0)
+    failure = death.failure or _guess(death)
+    return Verdict(failure.exit_code, failure, death)
+
+
+def _place(death: Death) -> tuple[int, float]:
+    """Where a death stands in the order of likely causes; the smallest is the cause."""
+    if death.failure is not None and death.failure.exit_code not in _LATE_COMPLAINTS:
+        return 0, death.time_s
+    if death.told:
+        return 4, death.time_s
+    if death.failure is not None:
+        return 3, death.time_s
+    return (1 if death.cause.signal is not None else 2), death.time_s
+
+
+def _guess(death: Death) -> Failure:
+    """What can be said of a child that left no last words."""
+    last = next((line for line in reversed(death.last_lines) if line.strip()), "")
+    message = f"{title(death.name)} {death.cause.describe()}" + (f": {last.strip()}" if last else ".")
+    return Failure(message, _hint(death), EngineError.exit_code)
+
+
+def title(name: str) -> str:
+    """A child's name in a sentence: "rank 0", "the api process"."""
+    return "the api process" if name == API else name.replace("-", " ")
+
+
+def _hint(death: Death) -> str:
+    if death.cause.signal == signal.SIGKILL:
+        return (
+            "Somebody killed it; if it was the kernel for want of memory (see `dmesg`), lower "
+            "--memory-fraction, --kv-memory or --max-model-len."
+        )
+    if death.cause.signal in _NATIVE_FAULTS:
+        return "Native code crashed; run again with --debug and report what it prints."
+    return "Run again with --debug to see all that it printed."

@@ -1,0 +1,66 @@
+"""The five variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from firstlight.base import environment
+from firstlight.base.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (environment.CACHE, environment.API_KEY, environment.XDG_CACHE, environment.XDG_RUNTIME)
+    for name in (*names, environment.HUB_OFFLINE):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_cache_is_our_own_variable_then_the_desktop_standard_then_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert environment.cache_directory() == Path.home() / ".cache" / "firstlight"
+    monkeypatch.setenv(environment.XDG_CACHE, "/xdg")
+    assert environment.cache_directory() == Path("/xdg/firstlight")
+    monkeypatch.setenv(environment.CACHE, "/own")
+    assert environment.cache_directory() == Path("/own")
+
+
+def test_a_relative_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment.CACHE, "here")
+    with pytest.raises(UsageError, match="FIRSTLIGHT_CACHE is 'here'"):
+        environment.cache_directory()
+
+
+def test_several_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment.api_keys() == ()
+    monkeypatch.setenv(environment.API_KEY, " one, two,,")
+    assert environment.api_keys() == ("one", "two")
+
+
+@pytest.mark.parametrize(("value", "offline"), [("", False), ("0", False), ("1", True), ("TRUE", True)])
+def test_offline(monkeypatch: pytest.MonkeyPatch, value: str, offline: bool) -> None:
+    monkeypatch.setenv(environment.HUB_OFFLINE, value)
+    assert environment.hub_is_offline() is offline
+
+
+def test_a_bad_value_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment.HUB_OFFLINE, "perhaps")
+    with pytest.raises(UsageError, match="HF_HUB_OFFLINE"):
+        environment.hub_is_offline()
+
+
+def test_a_runtime_folder_that_does_not_exist_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(environment.XDG_RUNTIME, str(tmp_path / "gone"))
+    assert environment.runtime_directory() is None
+    monkeypatch.setenv(environment.XDG_RUNTIME, str(tmp_path))
+    assert environment.runtime_directory() == tmp_path
+
+
+def test_children_inherit_with_additions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANY", "old")
+    child = environment.child_environment({"ANY": "new", "MORE": "1"})
+    assert (child["ANY"], child["MORE"]) == ("new", "1")

@@ -1,0 +1,98 @@
+"""What a person reads, on a terminal and in a file."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+
+from firstlight.base.config import EngineSection, ModelSection, RunConfig, ServerSection
+from firstlight.base.phases import ProgressLine
+from firstlight.launch.console import Console
+from firstlight.launch.ready_card import base_url, ready_card
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def line(
+    time_s: float, phase: str, done: int = 0, total: int = 0, unit: str = "", rank: int = 0
+) -> ProgressLine:
+    return ProgressLine(time_s=time_s, rank=rank, phase=phase, done=done, total=total, unit=unit)
+
+
+def run_config(**server: object) -> RunConfig:
+    return RunConfig(
+        run_dir="/run/x",
+        model=ModelSection(path="m", served_names=("tiny",)),
+        engine=EngineSection(threads=2),
+        server=ServerSection(**server),  # type: ignore[arg-type]
+    )
+
+
+def test_a_file_gets_one_line_a_phase() -> None:
+    out = io.StringIO()
+    console = Console(out, 100.0, 1, has_keys=False)
+    for progress in (
+        line(100.5, "imports"),
+        line(102.0, "weights", 0, 98_000_000, "bytes"),
+        line(102.5, "weights", 49_000_000, 98_000_000, "bytes"),
+        line(103.0, "weights", 98_000_000, 98_000_000, "bytes"),
+        line(103.0, "ready"),
+    ):
+        console.progress(progress)
+    assert out.getvalue().splitlines() == [
+        "   2.0 s  imports",
+        "   3.0 s  weights     98.0 MB of 98.0 MB  98.0 MB/s",
+    ]
+
+
+def test_a_long_phase_is_mentioned_again_with_the_time_left() -> None:
+    out = io.StringIO()
+    console = Console(out, 0.0, 2, has_keys=False)
+    console.progress(line(0.0, "weights", 0, 100, "layers", rank=1))
+    console.progress(line(6.0, "weights", 25, 100, "layers", rank=1))
+    assert out.getvalue() == "   6.0 s  rank 1  weights     25 of 100 layers  4 layers/s  18 s left\n"
+
+
+def test_a_terminal_gets_a_live_line_that_other_output_does_not_break() -> None:
+    out = Terminal()
+    console = Console(out, 0.0, 1, has_keys=False)
+    console.progress(line(1.0, "weights", 1, 10, "layers"))
+    console.say("a log line")
+    console.progress(line(2.0, "ready"))
+    assert "\r\x1b[2Ka log line\n" in out.getvalue()
+    assert out.getvalue().endswith("\r\x1b[2K   2.0 s  weights     1 of 10 layers\n")
+
+
+def test_after_ready_the_ranks_are_no_longer_quoted() -> None:
+    out = io.StringIO()
+    console = Console(out, 0.0, 1, has_keys=False)
+    console.progress(line(1.0, "ready"))
+    console.progress(line(90.0, "drain", 1, 2, "requests"))
+    assert out.getvalue() == ""
+
+
+def test_the_printed_command_is_valid_shell_whatever_the_name() -> None:
+    card = ready_card(run_config(), 4.2, has_keys=True)
+    assert "ready in 4.2 s: tiny at http://127.0.0.1:8000/v1" in card
+    assert "$FIRSTLIGHT_API_KEY" in card
+    command = "\n".join(row for row in card.splitlines() if row.startswith(("  curl", "    -")))
+    shown = subprocess.run(
+        ["bash", "-c", f"curl() {{ printf '%s\\n' \"$@\"; }}\n{command}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"FIRSTLIGHT_API_KEY": "secret"},
+    ).stdout
+    assert "Authorization: Bearer secret" in shown
+    assert '"model": "tiny"' in shown
+
+
+def test_urls() -> None:
+    assert base_url(ServerSection(host="0.0.0.0", port=9)) == "http://127.0.0.1:9"
+    assert base_url(ServerSection(host="::1", port=9)) == "http://[::1]:9"
+    assert base_url(ServerSection(port=9, tls_cert="c", tls_key="k")) == "https://127.0.0.1:9"
+    card = ready_card(run_config(uds="/run/a b.sock"), 1.0, has_keys=False)
+    assert "--unix-socket '/run/a b.sock' http://localhost/v1/chat/completions" in card
