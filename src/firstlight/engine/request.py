@@ -13,6 +13,7 @@ from firstlight.engine.params import SamplingParams
 from firstlight.engine.prefix import Node
 
 NO_SLOT = -1
+NO_TOKEN = -1  # from the sampler: this row's logits are not numbers
 
 
 class Sequence:

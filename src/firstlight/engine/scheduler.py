@@ -14,6 +14,7 @@ from itertools import count
 from firstlight.base.config import EngineSection
 from firstlight.engine.messages import (
     FINISH_ABORT,
+    FINISH_ERROR,
     FINISH_LENGTH,
     FINISH_REJECTED,
     FINISH_STOP,
@@ -25,7 +26,7 @@ from firstlight.engine.messages import (
 from firstlight.engine.memory import SequenceMemory
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.prefix import PrefixCache
-from firstlight.engine.request import NO_SLOT, Sequence
+from firstlight.engine.request import NO_SLOT, NO_TOKEN, Sequence
 from firstlight.engine.waiting import WaitingQueue
 
 Entries = list[tuple[Sequence, int]]  # who runs, and how many of its tokens
@@ -129,7 +130,12 @@ class Scheduler:
                 sequence.output_counts[token] += 1
             output = SequenceOutput(sequence.request_id, [token], num_cached_tokens=sequence.num_cached)
             outputs.append(output)
-            if token in sequence.end_ids:
+            if token == NO_TOKEN:
+                tokens.pop()
+                output.token_ids = []
+                output.finish_reason, output.error = FINISH_ERROR, "the model's logits are not numbers"
+                ended = True
+            elif token in sequence.end_ids:
                 output.finish_reason, output.stop_token_id = FINISH_STOP, token
                 ended = True
             elif len(tokens) >= sequence.max_len:

@@ -1,0 +1,89 @@
+"""Runs a step plan on one rank: page tables, tensors, forward pass.
+
+Called by `EngineCore` on rank 0 and by the follower loop on the others. Owns the page tables, one row for each
+slot, which change only by what a plan announces; so every rank has the same. Invariant: between two steps no
+tensor of a step is kept.
+
+Shapes: T tokens in the step, S sequences, P pages of the longest one, L logit rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from firstlight.engine.kv import KVPool
+from firstlight.engine.plan import StepPlan
+from firstlight.engine.replay import Replay
+from firstlight.models.batch import ForwardBatch
+from firstlight.models.decoder import Decoder
+from firstlight.ops.contract import AttentionShape, Backend, StepRows
+
+
+class ModelRunner:
+    """See the module. `turn_table` has a row for every position up to the model's length."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        ops: Backend,
+        pool: KVPool,
+        turn_table: torch.Tensor,
+        shape: AttentionShape,
+        tables: PageTables,
+        replay: Replay,
+    ) -> None:
+        self._model, self._ops, self._pool = model, ops, pool
+        self._turn_table, self._shape = turn_table, shape
+        self._tables, self._replay = tables, replay
+        pool.zero_null_page(tables.page_size)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> torch.Tensor:
+        """Logits of the entries in `plan.samples`, float32 [L, V]; on every rank."""
+        rows = self._tables.rows(plan)
+        last_rows = np.cumsum(plan.counts, dtype=np.int64) - 1
+        return self._replay.run(self._model, self._build(plan, rows, last_rows[plan.samples]))
+
+    def _build(self, plan: StepPlan, rows: StepRows, logit_rows: np.ndarray) -> ForwardBatch:  # type: ignore[type-arg]
+        device = self._ops.device
+        positions = torch.from_numpy(rows.positions_T).to(device)
+        return ForwardBatch(
+            tokens_T=torch.tensor(plan.tokens, dtype=torch.int64, device=device),
+            turn_TD=self._turn_table.index_select(0, positions),
+            write_slots_T=torch.from_numpy(rows.write_slots_T).to(device),
+            logit_rows_L=torch.from_numpy(logit_rows).to(device),
+            attention=self._ops.plan_attention(rows, self._shape),
+            keys=self._pool.keys,
+            values=self._pool.values,
+        )
+
+
+class PageTables:
+    """The pages of the sequence in each slot, and the rows of a plan over them."""
+
+    def __init__(self, num_slots: int, max_pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self._pages = np.zeros((num_slots, max_pages), dtype=np.int64)
+
+    def rows(self, plan: StepPlan) -> StepRows:
+        """Applies the plan's changes and lays out its rows."""
+        for slot, first, pages in plan.pages:
+            self._pages[slot, first : first + len(pages)] = pages
+        starts = np.array(plan.starts, dtype=np.int64)
+        counts = np.array(plan.counts, dtype=np.int64)
+        sequence_T = np.repeat(np.arange(len(counts)), counts)  # noqa: N806 - shape suffix
+        first_row = np.cumsum(counts) - counts
+        positions_T = np.arange(len(sequence_T)) + (starts - first_row)[sequence_T]  # noqa: N806
+        longest = -(-int((starts + counts).max()) // self.page_size)
+        table_SP = self._pages[np.array(plan.slots), :longest]  # noqa: N806 - shape suffix
+        pages_T = table_SP[sequence_T, positions_T // self.page_size]  # noqa: N806
+        return StepRows(
+            positions_T=positions_T,
+            sequence_T=sequence_T,
+            write_slots_T=pages_T * self.page_size + positions_T % self.page_size,
+            page_table_SP=table_SP,
+            starts=plan.starts,
+            counts=plan.counts,
+            page_size=self.page_size,
+        )

@@ -1,0 +1,1 @@
+"""Model architectures, one file each, over `models.layers`."""

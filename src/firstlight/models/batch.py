@@ -1,0 +1,27 @@
+"""What a forward pass runs on: the tensors of one step, passed as an argument to every layer.
+
+Made by `engine.runner` from a step plan, read by models. There is no global context beside it.
+
+Shapes: T tokens in the step, D head size, L logit rows, K KV heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """`attention` is the backend's plan; `keys[l]` and `values[l]` are the pool of layer l, [slots, K, D]."""
+
+    tokens_T: torch.Tensor  # int64
+    turn_TD: torch.Tensor  # float32 [T, D/2, 2]: cos and sin of each rotary pair
+    write_slots_T: torch.Tensor  # int64: where each token's KV goes
+    logit_rows_L: torch.Tensor  # int64: rows whose logits are wanted
+    attention: Any
+    keys: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]

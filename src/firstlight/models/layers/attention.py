@@ -1,0 +1,76 @@
+"""Grouped-query attention of one layer over the paged KV pool.
+
+Heads are shared out by whole KV groups, as evenly as they go: 3 KV heads on two ranks are 2 and 1.
+
+Shapes: T tokens, H hidden, N query heads and K KV heads of this rank, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from firstlight.facts.description import ModelDescription
+from firstlight.loading.plan import Wanted, split_evenly
+from firstlight.models.batch import ForwardBatch
+from firstlight.models.declare import Declaration
+from firstlight.models.layers.linear import Linear, Part, Vector
+from firstlight.ops.contract import AttentionShape
+
+
+def attention_shape(description: ModelDescription, rank: int, size: int) -> AttentionShape:
+    """The heads of one rank."""
+    group = description.num_heads // description.num_kv_heads
+    start, stop = split_evenly(description.num_kv_heads, 1, rank, size)
+    num_kv_heads = stop - start
+    return AttentionShape(num_kv_heads * group, num_kv_heads, description.head_size, description.sliding_window)
+
+
+class Attention:
+    """Project, rotate, write KV, attend, project back and sum over the ranks."""
+
+    def __init__(self, declare: Declaration, description: ModelDescription, prefix: str, layer: int) -> None:
+        self._ops, self._group, self._layer = declare.ops, declare.group, layer
+        self._name = f"layers.{layer}.attention"
+        self._eps = description.norm_eps
+        size = self._size = description.head_size
+        shape = attention_shape(description, declare.group.rank, declare.group.size)
+        self._num_heads, self._num_kv_heads = shape.num_heads, shape.num_kv_heads
+        group = description.num_heads // description.num_kv_heads
+        start, stop = split_evenly(description.num_kv_heads, 1, declare.group.rank, declare.group.size)
+        hidden = description.hidden_size
+
+        def rows(name: str, heads: int, bounds: tuple[int, int], *, bias: bool = False) -> Wanted:
+            whole = (heads * size,) if bias else (heads * size, hidden)
+            full_name = f"{prefix}.{name}_proj.{'bias' if bias else 'weight'}"
+            return Wanted.row_slice(full_name, whole, bounds[0] * size, bounds[1] * size)
+
+        def parts(*, bias: bool) -> list[Part]:
+            queries = rows("q", description.num_heads, (start * group, stop * group), bias=bias)
+            keys = rows("k", description.num_kv_heads, (start, stop), bias=bias)
+            values = rows("v", description.num_kv_heads, (start, stop), bias=bias)
+            return [Part(queries, size), Part(keys, size), Part(values)]
+
+        self._qkv = Linear(declare, parts(bias=False), parts(bias=True) if description.attention_bias else ())
+        columns = (start * group * size, stop * group * size)
+        whole = (hidden, description.num_heads * size)
+        self._out = Linear(declare, [Part(Wanted.column_slice(f"{prefix}.o_proj.weight", whole, *columns))])
+        self._out_bias = Vector(declare, f"{prefix}.o_proj.bias", hidden) if description.output_bias else None
+        self._q_norm = Vector(declare, f"{prefix}.q_norm.weight", size, size) if description.qk_norm else None
+        self._k_norm = Vector(declare, f"{prefix}.k_norm.weight", size, size) if description.qk_norm else None
+
+    def __call__(self, x_TH: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        num_turned = self._num_heads + self._num_kv_heads
+        qkv = self._qkv(x_TH).float().unflatten(-1, (-1, self._size))
+        turned = qkv[:, :num_turned]
+        if self._q_norm is not None and self._k_norm is not None:
+            # A weight for each head, so that q and k are normalised in one call.
+            q_norm = self._q_norm.values.expand(self._num_heads, -1)
+            k_norm = self._k_norm.values.expand(self._num_kv_heads, -1)
+            turned = self._ops.rms_norm(turned, torch.cat((q_norm, k_norm)), self._eps)
+        turned = self._ops.rotate(turned, batch.turn_TD)
+        keys, values = batch.keys[self._layer], batch.values[self._layer]
+        keys.index_copy_(0, batch.write_slots_T, turned[:, self._num_heads :].to(keys.dtype))
+        values.index_copy_(0, batch.write_slots_T, qkv[:, num_turned:].to(values.dtype))
+        attended = self._ops.attend(turned[:, : self._num_heads], keys, values, batch.attention)
+        out = self._group.all_reduce(self._name, self._out(attended.flatten(1)))
+        return out if self._out_bias is None else out + self._out_bias.values

@@ -1,0 +1,39 @@
+"""The gated feed-forward layer: down(silu(gate(x)) * up(x)), its inner width shared out over the ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from firstlight.facts.description import ModelDescription
+from firstlight.loading.plan import Wanted, split_evenly
+from firstlight.models.declare import Declaration
+from firstlight.models.layers.linear import Linear, Part, Vector
+
+# Shares are whole blocks of the quantised formats, where the width allows it.
+BLOCK_VALUES = 32
+
+
+class GatedMlp:
+    """See the module. `mlp_bias` adds a bias to all three products."""
+
+    def __init__(self, declare: Declaration, description: ModelDescription, prefix: str, layer: int) -> None:
+        self._ops, self._group = declare.ops, declare.group
+        self._name = f"layers.{layer}.mlp"
+        hidden, inner = description.hidden_size, description.intermediate_size
+        unit = BLOCK_VALUES if inner % BLOCK_VALUES == 0 else 1
+        share = split_evenly(inner, unit, declare.group.rank, declare.group.size)
+
+        def rows(kind: str, whole: tuple[int, ...]) -> list[Part]:
+            names = (f"{prefix}.{name}_proj.{kind}" for name in ("gate", "up"))
+            return [Part(Wanted.row_slice(name, whole, *share)) for name in names]
+
+        biases = rows("bias", (inner,)) if description.mlp_bias else ()
+        self._gate_up = Linear(declare, rows("weight", (inner, hidden)), biases)
+        down = Wanted.column_slice(f"{prefix}.down_proj.weight", (hidden, inner), *share)
+        self._down = Linear(declare, [Part(down)])
+        self._down_bias = Vector(declare, f"{prefix}.down_proj.bias", hidden) if description.mlp_bias else None
+
+    def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
+        inner = self._ops.gated_silu(self._gate_up(x_TH))
+        out = self._group.all_reduce(self._name, self._down(inner))
+        return out if self._down_bias is None else out + self._down_bias.values

@@ -1,0 +1,1 @@
+"""Every operator: `reference` in plain torch, fast versions per device, and collectives."""

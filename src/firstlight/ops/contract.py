@@ -1,0 +1,133 @@
+"""The contract of every operator, and of the backends that bring them.
+
+Models and the engine call a `Backend` and nothing else; it is picked once at start, with a recorded reason.
+`ops.reference` is the meaning of correct: a fast backend is compared with it over a table of shapes.
+Row invariance: where `Backend.row_invariant` is true, the bits of a row do not depend on how many rows there
+are or on which batch it came in.
+
+Shapes: T tokens in the step, S sequences, P pages of the longest sequence, H hidden, N query heads, K KV heads,
+D head size, O outputs and I inputs of a linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+
+class Matrix(Protocol):
+    """A weight in the checkpoint's own blocks, whose values can be asked for: `quant.weight.Weight` is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def format(self) -> str: ...
+
+    def dequantize(self) -> torch.Tensor:
+        """The exact values, float32 [O, I]."""
+        ...
+
+    def affine(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Codes [O, I], scale and offset [O, I / 32] with value = code * scale + offset; None if not blocked."""
+        ...
+
+
+class LinearOp(Protocol):
+    """y = x W^T for one resident weight. Takes float32 or the layout's own dtype, returns the layout's dtype."""
+
+    layout: str  # names the layout in the start-up report
+    num_bytes: int  # resident
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor: ...
+
+    def rows(self, indices_T: torch.Tensor) -> torch.Tensor | None:
+        """Rows of the weight in float32 [T, I], for a tied embedding; None where the layout is packed."""
+        ...
+
+
+@dataclass(frozen=True)
+class MatrixKind:
+    """What the choice of a layout depends on: role ("layer" or "head"), format and shape [O, I]."""
+
+    role: str
+    format: str
+    shape: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Which rows a step attends from and to. Host arrays, so that a backend can lay out its work.
+
+    Row t is the token at `positions_T[t]` of sequence `sequence_T[t]` (an index into `page_table_SP`), and its
+    KV goes to slot `write_slots_T[t]` of the pool; a slot is page * page_size + position within the page.
+    """
+
+    positions_T: np.ndarray[Any, np.dtype[np.int64]]
+    sequence_T: np.ndarray[Any, np.dtype[np.int64]]
+    write_slots_T: np.ndarray[Any, np.dtype[np.int64]]
+    page_table_SP: np.ndarray[Any, np.dtype[np.int64]]
+    starts: Sequence[int]  # S: position of the first row of each sequence
+    counts: Sequence[int]  # S: its number of rows
+    page_size: int
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What is the same for every layer of a model. `window` is None or the sliding window in tokens."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    window: int | None
+
+
+class Backend(Protocol):
+    """The operators of one device. Methods of a layer run inside `torch.inference_mode`."""
+
+    name: str
+    reason: str  # why this one was picked
+    row_invariant: bool
+    device: torch.device
+    kv_dtype: torch.dtype
+
+    def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
+        """Chooses layouts for a model's matrices. `two_copies`: memory suffices for two layouts of a weight."""
+        ...
+
+    def layout_notes(self) -> list[str]:
+        """For the start-up report: each kind's layout, why, and its largest weight error."""
+        ...
+
+    def linear(self, weight: Matrix, *, role: str) -> LinearOp:
+        """Lays out a weight. `role` is "layer" or "head" (the output head, whose result is float32)."""
+        ...
+
+    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+        """Float32 [.., H] normalised over the last dimension."""
+        ...
+
+    def rotate(self, x_TND: torch.Tensor, turn_TD: torch.Tensor) -> torch.Tensor:
+        """Rotary embedding of pairs (2i, 2i+1); `turn_TD` holds (cos, sin) of each pair, float32 [T, D/2, 2]."""
+        ...
+
+    def gated_silu(self, gate_up_TO: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of [T, 2 * O]."""
+        ...
+
+    def plan_attention(self, rows: StepRows, shape: AttentionShape) -> Any:
+        """Lays out a step's attention once; the result is passed to `attend` in every layer."""
+        ...
+
+    def attend(
+        self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
+    ) -> torch.Tensor:
+        """Causal attention of each row over its sequence, itself included: float32 [T, N, D].
+
+        `keys` and `values` are the layer's pool [slots, K, D], in which the rows' own KV is already written.
+        """
+        ...

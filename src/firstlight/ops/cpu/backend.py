@@ -1,0 +1,94 @@
+"""The fast CPU backend: the best stock PyTorch operator for each weight shape, measured at start.
+
+Compute type: residual stream, norms, KV and attention in float32; matrix products in the layout's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+
+from firstlight.ops import padded_attention, sparse_attention
+from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
+from firstlight.ops.cpu.select import Choice, choose
+
+# From this many rows of one sequence on, blocked attention beats one row at a time.
+MIN_BLOCKED_ROWS = 32
+
+
+@dataclass(frozen=True)
+class CpuAttentionPlan:
+    sparse: sparse_attention.SparsePlan | None
+    batches: list[padded_attention.Batch]
+
+
+class CpuBackend:
+    """See `contract.Backend`. `prepare` must run before the first `linear`."""
+
+    name = "cpu"
+    row_invariant = False
+    device = torch.device("cpu")
+    kv_dtype = torch.float32
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.choices: dict[MatrixKind, Choice] = {}
+        self.errors: dict[MatrixKind, float] = {}  # largest weight error seen, by kind
+
+    def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
+        self.choices = choose(kinds, two_copies=two_copies)
+
+    def layout_notes(self) -> list[str]:
+        return [
+            f"{kind.role} {kind.format} {kind.shape[0]}x{kind.shape[1]}: {choice.reason}; "
+            f"largest weight error {self.errors.get(kind, 0.0):.1e} of the largest weight"
+            for kind, choice in self.choices.items()
+        ]
+
+    def linear(self, weight: Matrix, *, role: str) -> LinearOp:
+        num_outputs, num_inputs = weight.shape
+        kind = MatrixKind(role, weight.format, (num_outputs, num_inputs))
+        if kind not in self.choices:
+            self.choices |= choose([kind], two_copies=False)
+        op = self.choices[kind].build(weight)
+        self.errors[kind] = max(op.error, self.errors.get(kind, 0.0))
+        return op
+
+    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+        # Half the time of F.rms_norm at one row: one reduction and in-place scalars.
+        norm = torch.linalg.vector_norm(x_TH, 2, -1, True)
+        scale = norm.square_().div_(x_TH.shape[-1]).add_(eps).rsqrt_()
+        return torch.mul(x_TH, scale).mul_(weight_H)
+
+    def rotate(self, x_TND: torch.Tensor, turn_TD: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(x_TND.unflatten(-1, (-1, 2)))
+        turned = pairs * torch.view_as_complex(turn_TD).unsqueeze(1)
+        return torch.view_as_real(turned).flatten(-2)
+
+    def gated_silu(self, gate_up_TO: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up_TO.chunk(2, -1)
+        return F.silu(gate).mul_(up)
+
+    def plan_attention(self, rows: StepRows, shape: AttentionShape) -> CpuAttentionPlan:
+        blocked = [s for s, num in enumerate(rows.counts) if num >= MIN_BLOCKED_ROWS]
+        if not blocked:
+            return CpuAttentionPlan(sparse_attention.plan(rows, shape), [])
+        batches = padded_attention.plan(rows, shape, blocked, self.device)
+        rest = np.flatnonzero(~np.isin(rows.sequence_T, blocked))
+        sparse = sparse_attention.plan(rows, shape, rest) if len(rest) else None
+        return CpuAttentionPlan(sparse, batches)
+
+    def attend(
+        self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
+    ) -> torch.Tensor:
+        out = torch.empty(q_TND.shape)
+        if plan.sparse is not None:
+            sparse_attention.attend(q_TND, keys, values, plan.sparse, out)
+        if plan.batches:
+            padded_attention.attend(q_TND, keys, values, plan.batches, out)
+        return out

@@ -1,0 +1,147 @@
+"""The resident forms of a weight for stock CPU operators, and what each of them rounds.
+
+Made by `CpuBackend.linear`. A layout takes the exact values (or the exact 4-bit codes) of a matrix and keeps
+only its own form. Invariant: `error` is the largest deviation from the checkpoint's value, as a share of the
+matrix's largest absolute value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+
+from firstlight.ops.contract import Matrix
+
+GROUP = 32
+# aten's 4-bit product wants whole vectors of outputs.
+INT4_OUTPUT_MULTIPLE = 16
+
+
+class Int4Linear:
+    """4-bit codes in groups of 32 with bfloat16 scale and zero; fastest for a few rows.
+
+    Rounds: scales and offsets to bfloat16 (the operator's fast path takes nothing else), inputs and outputs to
+    bfloat16. Codes are kept exactly.
+    """
+
+    layout = "int4 groups of 32, bf16 scales"
+
+    def __init__(self, weight: Matrix) -> None:
+        affine = weight.affine()
+        assert affine is not None, "the int4 layout needs 4-bit blocks"
+        codes_OI, scale_OG, offset_OG = affine
+        # aten computes (code - 8) * scale + zero.
+        zero_OG = offset_OG + 8.0 * scale_OG
+        scales_and_zeros = torch.stack((scale_OG, zero_OG), -1).transpose(0, 1).contiguous()
+        self._scales = scales_and_zeros.to(torch.bfloat16)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes_OI.to(torch.int32), 1)
+        self.num_bytes = self._packed.numel() * self._packed.element_size() + self._scales.numel() * 2
+        rounding = (self._scales.float() - scales_and_zeros).abs()
+        largest = (codes_OI.float().view(*scale_OG.shape, GROUP) * scale_OG[..., None] + offset_OG[..., None]).abs()
+        self.error = float((rounding[..., 0] * 8 + rounding[..., 1]).max() / largest.max().clamp_min(1e-30))
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x_TI.to(torch.bfloat16), self._packed, GROUP, self._scales
+        )
+
+    def rows(self, indices_T: torch.Tensor) -> None:
+        return None
+
+
+class HalfLinear:
+    """float16 weights, float32 inputs, sums and outputs (fbgemm); fast for few rows, and nearly exact."""
+
+    layout = "fp16 packed, fp32 activations"
+
+    def __init__(self, weight: Matrix) -> None:
+        dense = weight.dequantize()
+        self._packed = torch.ops.quantized.linear_prepack_fp16(dense, None)
+        self.num_bytes = dense.numel() * 2
+        self.error = _rounding(dense, torch.float16)
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        return torch.ops.quantized.linear_dynamic_fp16(x_TI.float(), self._packed)
+
+    def rows(self, indices_T: torch.Tensor) -> None:
+        return None
+
+
+class BfloatLinear:
+    """bfloat16 weights, inputs and outputs (oneDNN); fastest for many rows."""
+
+    layout = "bf16"
+
+    def __init__(self, weight: Matrix) -> None:
+        dense = weight.dequantize()
+        self.weight_OI = dense.to(torch.bfloat16)
+        self.num_bytes = self.weight_OI.numel() * 2
+        self.error = _rounding(dense, torch.bfloat16)
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_TI.to(torch.bfloat16), self.weight_OI)
+
+    def rows(self, indices_T: torch.Tensor) -> torch.Tensor:
+        return self.weight_OI.index_select(0, indices_T).float()
+
+
+class FloatLinear:
+    """float32 weights; where nothing faster exists on this machine."""
+
+    layout = "fp32"
+
+    def __init__(self, weight: Matrix) -> None:
+        self.weight_OI = weight.dequantize()
+        self.num_bytes = self.weight_OI.numel() * 4
+        self.error = 0.0
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_TI.float(), self.weight_OI)
+
+    def rows(self, indices_T: torch.Tensor) -> torch.Tensor:
+        return self.weight_OI.index_select(0, indices_T)
+
+
+Layout = Int4Linear | HalfLinear | BfloatLinear | FloatLinear
+LAYOUTS: dict[str, Callable[[Matrix], Layout]] = {
+    "int4": Int4Linear,
+    "fp16": HalfLinear,
+    "bf16": BfloatLinear,
+    "fp32": FloatLinear,
+}
+
+
+class TwoLayouts:
+    """One layout up to `max_few_rows` rows, another above; both are resident."""
+
+    def __init__(self, few: Layout, many: Layout, max_few_rows: int) -> None:
+        self._few, self._many, self._max_few_rows = few, many, max_few_rows
+        self.layout = f"{few.layout} up to {max_few_rows} rows, {many.layout} above"
+        self.num_bytes = few.num_bytes + many.num_bytes
+        self.error = max(few.error, many.error)
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        layout = self._few if x_TI.shape[0] <= self._max_few_rows else self._many
+        return layout(x_TI)
+
+    def rows(self, indices_T: torch.Tensor) -> torch.Tensor | None:
+        return self._many.rows(indices_T)
+
+
+def allowed(weight_format: str, shape: tuple[int, ...]) -> list[str]:
+    """Layouts that can hold a matrix of this format and shape [O, I] on this machine."""
+    names = ["fp32"]
+    if "fbgemm" in torch.backends.quantized.supported_engines:
+        names.append("fp16")
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        names.append("bf16")
+    four_bit = weight_format in ("Q4_0", "Q4_1")
+    if four_bit and shape[0] % INT4_OUTPUT_MULTIPLE == 0 and shape[1] % GROUP == 0:
+        names.append("int4")
+    return names
+
+
+def _rounding(dense: torch.Tensor, dtype: torch.dtype) -> float:
+    return float((dense.to(dtype).float() - dense).abs().max() / dense.abs().max().clamp_min(1e-30))

@@ -1,0 +1,99 @@
+"""Chooses the layouts of each weight shape by measuring them for a few milliseconds at start.
+
+Called once by `CpuBackend.prepare`. The measurement runs on random weights of the real shapes; between
+timings of few rows the caches are flushed, because a model's weights never lie in them. Invariant: the choice
+and the figures behind it end in the start-up report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from firstlight.ops.contract import Matrix, MatrixKind
+from firstlight.ops.cpu.layouts import GROUP, LAYOUTS, Layout, TwoLayouts, allowed
+
+ROW_COUNTS = (1, 4, 8, 16, 32, 128)
+FEW_ROWS = (1, 4)  # where the layout for few rows is judged
+MANY_ROWS = 128  # where the layout for many rows is judged
+# A second resident copy must make many rows at least this much faster.
+SECOND_COPY_GAIN = 1.25
+FLUSH_BYTES = 24 * 2**20
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Layout names for few and many rows (equal: one copy), the switch between them, and why."""
+
+    few: str
+    many: str
+    max_few_rows: int
+    reason: str
+
+    def build(self, weight: Matrix) -> Layout | TwoLayouts:
+        if self.few == self.many:
+            return LAYOUTS[self.few](weight)
+        return TwoLayouts(LAYOUTS[self.few](weight), LAYOUTS[self.many](weight), self.max_few_rows)
+
+
+class RandomMatrix:
+    """A `contract.Matrix` with random values, for measuring."""
+
+    def __init__(self, kind: MatrixKind) -> None:
+        self.shape: tuple[int, ...] = kind.shape
+        self.format = kind.format
+
+    def dequantize(self) -> torch.Tensor:
+        return torch.rand(self.shape).sub_(0.5)
+
+    def affine(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        groups = (self.shape[0], self.shape[1] // GROUP)
+        return torch.randint(0, 16, self.shape, dtype=torch.uint8), torch.rand(groups), torch.rand(groups)
+
+
+def choose(kinds: Sequence[MatrixKind], *, two_copies: bool) -> dict[MatrixKind, Choice]:
+    """Measures each kind. `two_copies` false: memory is short, one layout each."""
+    flush = torch.zeros(FLUSH_BYTES // 4)
+    return {kind: _choose(kind, flush, two_copies=two_copies) for kind in kinds}
+
+
+def _choose(kind: MatrixKind, flush: torch.Tensor, *, two_copies: bool) -> Choice:
+    names = allowed(kind.format, kind.shape)
+    if kind.role == "head":
+        # Logits must not be rounded to bfloat16: neighbours would tie. Only layouts with a float32 result.
+        name = "fp16" if "fp16" in names else "fp32"
+        return Choice(name, name, 0, "the output head needs a float32 result")
+    if len(names) > 1:
+        names.remove("fp32")
+    times = {name: _measure(LAYOUTS[name](RandomMatrix(kind)), kind.shape[1], flush) for name in names}
+    few = min(names, key=lambda name: sum(times[name][rows] / rows**0.5 for rows in FEW_ROWS))
+    many = min(names, key=lambda name: times[name][MANY_ROWS])
+    gain = times[few][MANY_ROWS] / times[many][MANY_ROWS]
+    if not two_copies or gain < SECOND_COPY_GAIN:
+        many = few
+    switch = max((rows for rows in ROW_COUNTS if times[few][rows] <= times[many][rows]), default=0)
+    figures = "; ".join(
+        f"{name} {times[name][1] * 1e6:.0f} us at 1 row, {times[name][MANY_ROWS] * 1e6:.0f} at {MANY_ROWS}"
+        for name in names
+    )
+    what = f"{few}" if few == many else f"{few} up to {switch} rows, {many} above ({gain:.1f}x at {MANY_ROWS})"
+    return Choice(few, many, switch, f"{what}: measured {figures}")
+
+
+def _measure(layout: Layout, num_inputs: int, flush: torch.Tensor) -> dict[int, float]:
+    return {rows: _time(layout, torch.rand(rows, num_inputs), flush) for rows in ROW_COUNTS}
+
+
+def _time(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, flush: torch.Tensor) -> float:
+    run(x)
+    best = float("inf")
+    for _ in range(3):
+        if x.shape[0] < MANY_ROWS:
+            flush.add_(1.0)
+        start = perf_counter()
+        run(x)
+        best = min(best, perf_counter() - start)
+    return best

@@ -1,0 +1,1 @@
+"""Operators for CUDA devices, of stock PyTorch."""

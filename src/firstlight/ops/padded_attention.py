@@ -1,0 +1,95 @@
+"""Attention of sequences with many rows, as batches for scaled_dot_product_attention.
+
+Used by `cpu` for prompts and by `cuda` for everything. Sequences whose row counts and lengths round up to the same
+powers of two are padded to one batch, so that the number of operator calls grows with the logarithm of the
+sizes and not with the number of sequences. The history is gathered from the pool once a step and layer: a cost
+of one read for all the rows of the chunk. Not row-invariant: the blocking inside the operator follows the shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+
+from firstlight.ops.contract import AttentionShape, StepRows
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences, C rows and L positions each after padding."""
+
+    rows_BC: torch.Tensor  # row indices; padded ones repeat a real row
+    valid_BC: torch.Tensor  # bool
+    slots_BL: torch.Tensor  # pool slots of the history
+    mask_B1CL: torch.Tensor  # bool: row c may see position l
+
+
+def plan(rows: StepRows, shape: AttentionShape, chosen: list[int], device: torch.device) -> list[Batch]:
+    """Batches for the `chosen` sequences (indices into `rows.counts`)."""
+    first_row = np.concatenate(([0], np.cumsum(rows.counts)))
+    groups: dict[tuple[int, int], list[int]] = {}
+    for sequence in chosen:
+        end = rows.starts[sequence] + rows.counts[sequence]
+        key = (_power_of_two(rows.counts[sequence]), _power_of_two(end))
+        groups.setdefault(key, []).append(sequence)
+    return [_batch(rows, shape, members, first_row, device) for members in groups.values()]
+
+
+def attend(
+    q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batches: list[Batch], out_TND: torch.Tensor
+) -> None:
+    """Writes the attention of every batch's rows into `out_TND`."""
+    num_kv_heads = keys.shape[1]
+    for batch in batches:
+        num_batch, count = batch.rows_BC.shape
+        heads, size = q_TND.shape[1:]
+        group = heads // num_kv_heads
+        # Query heads of one KV head become further rows: the operator then reads each key once for all of them.
+        q = q_TND[batch.rows_BC].view(num_batch, count, num_kv_heads, group, size)
+        q = q.permute(0, 2, 3, 1, 4).reshape(num_batch, num_kv_heads, group * count, size)
+        k = keys[batch.slots_BL].transpose(1, 2)
+        v = values[batch.slots_BL].transpose(1, 2)
+        mask = batch.mask_B1CL.repeat(1, 1, group, 1)
+        result = F.scaled_dot_product_attention(q.to(k.dtype), k, v, attn_mask=mask)
+        result = result.view(num_batch, num_kv_heads, group, count, size).permute(0, 3, 1, 2, 4)
+        result = result.reshape(num_batch, count, heads, size).to(out_TND.dtype)
+        out_TND[batch.rows_BC[batch.valid_BC]] = result[batch.valid_BC]
+
+
+def _batch(
+    rows: StepRows,
+    shape: AttentionShape,
+    members: list[int],
+    first_row: np.ndarray[tuple[int], np.dtype[np.int64]],
+    device: torch.device,
+) -> Batch:
+    starts = np.array([rows.starts[s] for s in members])[:, None]
+    counts = np.array([rows.counts[s] for s in members])[:, None]
+    firsts = first_row[members][:, None]
+    within = np.arange(counts.max())[None, :]
+    rows_BC = firsts + np.minimum(within, counts - 1)  # noqa: N806 - shape suffixes
+    positions_BC = (starts + np.minimum(within, counts - 1))[:, None, :, None]  # noqa: N806
+    # The oldest position that any row of the batch sees: before it, a sliding window needs no history.
+    oldest = np.zeros_like(starts) if shape.window is None else np.maximum(0, starts + 1 - shape.window)
+    ends = starts + counts
+    history = oldest + np.arange((ends - oldest).max())[None, :]
+    clipped = np.minimum(history, ends - 1)
+    pages = rows.page_table_SP[np.array(members)[:, None], clipped // rows.page_size]
+    slots_BL = pages * rows.page_size + clipped % rows.page_size  # noqa: N806
+    seen = history[:, None, None, :]
+    mask = seen <= positions_BC
+    if shape.window is not None:
+        mask &= seen > positions_BC - shape.window
+    return Batch(
+        torch.from_numpy(rows_BC).to(device),
+        torch.from_numpy(within < counts).to(device),
+        torch.from_numpy(slots_BL).to(device),
+        torch.from_numpy(mask).to(device),
+    )
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()

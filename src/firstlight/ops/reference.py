@@ -1,0 +1,111 @@
+"""Every operator in plain float32 torch: the meaning of correct, and the oracle of the fast versions.
+
+Runs on a CPU as `--dtype float32`. Row-invariant: matrix products always have the same number of rows (a tile,
+padded), attention computes each row by itself, and element-wise functions whose vector and scalar versions
+differ in the last bit run on pieces that start at a vector and stay on one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+
+from firstlight.ops import sparse_attention
+from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
+
+# Rows of every matrix product. Larger is faster for prompts, smaller for single tokens; at 32 a product is
+# still bound by reading the weights.
+ROW_TILE = 32
+# torch splits element-wise work among threads above this many elements (at::internal::GRAIN_SIZE).
+GRAIN_ELEMENTS = 32768
+VECTOR_ELEMENTS = 64
+
+
+class ReferenceLinear:
+    """y = x W^T in float32, always on `ROW_TILE` rows at a time."""
+
+    layout = "float32"
+
+    def __init__(self, weight_OI: torch.Tensor) -> None:
+        self.weight_OI = weight_OI
+        self.num_bytes = weight_OI.numel() * 4
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        num_rows = x_TI.shape[0]
+        tiles = -(-num_rows // ROW_TILE)
+        padded = F.pad(x_TI, (0, 0, 0, tiles * ROW_TILE - num_rows))
+        out = torch.empty(tiles * ROW_TILE, self.weight_OI.shape[0])
+        for tile in range(tiles):
+            rows = slice(tile * ROW_TILE, (tile + 1) * ROW_TILE)
+            torch.mm(padded[rows], self.weight_OI.t(), out=out[rows])
+        return out[:num_rows]
+
+    def rows(self, indices_T: torch.Tensor) -> torch.Tensor:
+        return self.weight_OI.index_select(0, indices_T)
+
+
+class ReferenceBackend:
+    """See `contract.Backend`."""
+
+    name = "reference"
+    row_invariant = True
+    device = torch.device("cpu")
+    kv_dtype = torch.float32
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
+        pass  # float32 for everything
+
+    def layout_notes(self) -> list[str]:
+        return ["every matrix: float32, nothing rounded"]
+
+    def linear(self, weight: Matrix, *, role: str) -> LinearOp:
+        return ReferenceLinear(weight.dequantize())
+
+    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+        return x_TH * torch.rsqrt((x_TH * x_TH).mean(-1, keepdim=True) + eps) * weight_H
+
+    def rotate(self, x_TND: torch.Tensor, turn_TD: torch.Tensor) -> torch.Tensor:
+        cos, sin = turn_TD[:, None, :, 0], turn_TD[:, None, :, 1]
+        even, odd = x_TND[..., 0::2], x_TND[..., 1::2]
+        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+    def gated_silu(self, gate_up_TO: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up_TO.chunk(2, -1)
+        return silu(gate) * up
+
+    def plan_attention(self, rows: StepRows, shape: AttentionShape) -> sparse_attention.SparsePlan:
+        return sparse_attention.plan(rows, shape)
+
+    def attend(
+        self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
+    ) -> torch.Tensor:
+        out = torch.empty(q_TND.shape)
+        sparse_attention.attend(q_TND, keys, values, plan, out)
+        return out
+
+
+def silu(x_TO: torch.Tensor) -> torch.Tensor:
+    """silu whose bits do not depend on where a row lies in memory or how many rows there are."""
+    num_rows, width = x_TO.shape
+    padded = -(-width // VECTOR_ELEMENTS) * VECTOR_ELEMENTS
+    x = F.pad(x_TO, (0, padded - width))
+    step = max(1, GRAIN_ELEMENTS // padded)
+    out = torch.empty(num_rows, padded)
+    for start in range(0, num_rows, step):
+        torch.mul(x[start : start + step], _sigmoid(x[start : start + step]), out=out[start : start + step])
+    return out[:, :width]
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    if x.numel() <= GRAIN_ELEMENTS:
+        return torch.sigmoid(x)
+    # One row wider than the grain: in pieces, for the same reason.
+    flat = x.reshape(-1)
+    pieces = [torch.sigmoid(piece) for piece in flat.split(GRAIN_ELEMENTS)]
+    return torch.cat(pieces).view_as(x)
