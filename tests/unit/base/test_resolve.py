@@ -112,20 +112,21 @@ def test_threads_that_were_given_stay_but_are_commented_on() -> None:
 @pytest.mark.parametrize(
     ("asked", "path", "name"),
     [
-        (None, "/cache/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct.Q4_1"),
-        ("models/a.gguf", "models/a.gguf", "a"),
-        ("./folder/", "./folder/", "folder"),
+        (None, "/cache/tiny.Q4_1.gguf", "tiny"),
+        ("models/a.gguf", "/here/models/a.gguf", "a"),
+        ("org/folder", "/here/org/folder", "folder"),
+        ("./folder/", "/here/folder/", "folder"),
         ("org/model-1B", "/cache/hub/snapshots/abc", "org/model-1B"),
     ],
 )
 def test_the_served_name(asked: str | None, path: str, name: str) -> None:
-    section = located(ModelSection(path="", served_names=()), asked, Path(path))
+    section = located(ModelSection(path="", served_names=()), asked, Path(path), "tiny")
     assert section.served_names == (name,)
     assert section.path == str(Path(path))
 
 
 def test_a_given_name_is_kept() -> None:
-    section = located(ModelSection(path="", served_names=("x", "y")), "a.gguf", Path("a.gguf"))
+    section = located(ModelSection(path="", served_names=("x", "y")), "a.gguf", Path("a.gguf"), "tiny")
     assert section.served_names == ("x", "y")
 
 

@@ -1,0 +1,175 @@
+"""`firstlight chat`: a conversation in the terminal with a server that runs already.
+
+Registered by `cli.main`. Invariant: Ctrl-C during an answer stops that answer and nothing else; what was not
+answered is not kept in the conversation.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from firstlight.base.errors import FirstlightError
+from firstlight.cli.options import Debug
+
+if TYPE_CHECKING:
+    from firstlight.cli.chat_client import ChatClient
+
+_HELP = "/reset forgets the conversation, /system TEXT sets the instruction, /quit or Ctrl-D leaves."
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+@dataclass
+class ChatOptions:
+    """What `chat` takes."""
+
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000"
+    model: Annotated[str | None, typer.Option(help="Its name on the server. Default: the first one.")] = None
+    system: Annotated[str | None, typer.Option(help="Instruction before the conversation.")] = None
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: the server's.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Nucleus of the sampling. Default: the server's.")] = (
+        None
+    )
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None
+    seed: Annotated[int | None, typer.Option(help="Makes sampled answers repeatable.")] = None
+    api_key: Annotated[
+        str | None, typer.Option(help="The server's key. Default: the first in FIRSTLIGHT_API_KEY.")
+    ] = None
+    debug: Debug = False
+
+
+def chat(options: ChatOptions) -> None:
+    """Talk to a running server in this terminal; the answer appears as it is generated.
+
+    With its input from a pipe, each line is a message and only the answers are printed.
+
+    Examples:
+      firstlight chat
+      firstlight chat --system "Answer in one sentence." --temperature 0
+      firstlight chat --url http://example.org:9000 --model my-model
+      echo "What is the capital of France?" | firstlight chat
+    """
+    from firstlight.base import environment
+    from firstlight.cli.chat_client import ChatClient
+
+    key = options.api_key or next(iter(environment.api_keys()), None)
+
+    def wait(message: str, seconds: float) -> None:
+        print(message, file=sys.stderr)
+        time.sleep(seconds)
+
+    with ChatClient(options.url, key, wait) as client:
+        model = options.model or client.first_model()
+        conversation = Conversation(client, model, options, sys.stdout)
+        if sys.stdin.isatty():
+            _interactive(conversation)
+        else:
+            for line in sys.stdin:
+                if line.strip():
+                    conversation.ask(line.rstrip("\n"))
+
+
+class Conversation:
+    """The messages so far, and how the next answer is asked for and shown."""
+
+    def __init__(self, client: ChatClient, model: str, options: ChatOptions, output: TextIO) -> None:
+        self.model = model
+        self.system = options.system
+        self._client = client
+        self._output = output
+        self._is_terminal = output.isatty()
+        self._messages: list[dict[str, str]] = []
+        sampling = {
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "max_tokens": options.max_tokens,
+            "seed": options.seed,
+        }
+        self._sampling = {name: value for name, value in sampling.items() if value is not None}
+
+    def reset(self) -> None:
+        """Forget what was said; the instruction stays."""
+        self._messages.clear()
+
+    def ask(self, text: str) -> None:
+        """Send `text` and show the answer as it comes; both are kept if it arrived."""
+        messages = [*self._messages, {"role": "user", "content": text}]
+        answer, note = self._stream(messages)
+        self._output.write("\n")
+        if self._is_terminal and note:
+            self._output.write(f"{_DIM}{note}{_PLAIN}\n")
+        self._output.flush()
+        self._messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def _stream(self, messages: list[dict[str, str]]) -> tuple[str, str]:
+        """The answer, and a note on its speed and end."""
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        body: dict[str, Any] = {"model": self.model, "messages": head + messages, **self._sampling}
+        start_s = time.monotonic()
+        first_s, num_tokens, reason = 0.0, 0, ""
+        answer: list[str] = []
+        for piece in self._client.stream(body):
+            if piece.text and not answer:
+                first_s = time.monotonic()
+            answer.append(piece.text)
+            self._output.write(piece.text)
+            self._output.flush()
+            num_tokens = piece.num_tokens or num_tokens
+            reason = piece.finish_reason or reason
+        spent_s = time.monotonic() - first_s
+        note = f"{num_tokens} tokens, first after {first_s - start_s:.2f} s"
+        if num_tokens > 1 and spent_s > 0:
+            note += f", then {(num_tokens - 1) / spent_s:.0f} tokens/s"
+        if reason == "length":
+            note += ", cut at the token limit"
+        return "".join(answer), note if num_tokens else ""
+
+
+def _interactive(conversation: Conversation, read: Callable[[str], str] | None = None) -> None:
+    if read is None:
+        import readline  # noqa: F401  gives `input` line editing and a history
+
+        read = input
+    print(f"{conversation.model}. {_HELP}")
+    while True:
+        try:
+            text = read("\nyou: ").strip()
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print(" (Ctrl-D leaves)")
+            continue
+        if text in ("/quit", "/exit"):
+            return
+        if text:
+            _answer(conversation, text)
+
+
+def _answer(conversation: Conversation, text: str) -> None:
+    """One turn at the terminal: an error or an interrupt ends the turn, not the conversation."""
+    if text.startswith("/"):
+        print(_command(conversation, text))
+        return
+    try:
+        conversation.ask(text)
+    except KeyboardInterrupt:
+        print("\n(stopped)")
+    except FirstlightError as error:
+        print(f"error: {error.explain()}", file=sys.stderr)
+
+
+def _command(conversation: Conversation, text: str) -> str:
+    name, _, rest = text.partition(" ")
+    if name == "/reset":
+        conversation.reset()
+        return "(forgotten)"
+    if name == "/system":
+        conversation.system = rest.strip() or None
+        return "(instruction set)" if conversation.system else "(instruction removed)"
+    return _HELP

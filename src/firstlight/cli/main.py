@@ -1,0 +1,53 @@
+"""The `firstlight` program: its commands, gathered.
+
+Entry point of the package and of `python -m firstlight`. Invariant: `firstlight --help` loads the cli and
+base rooms only; each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from firstlight import __version__
+from firstlight.base.settings import ALL_SETTINGS, ENGINE_SETTINGS
+from firstlight.cli.chat import chat
+from firstlight.cli.env import env
+from firstlight.cli.options import add_command
+from firstlight.cli.serve import serve
+
+app = typer.Typer(
+    name="firstlight",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with [bold]firstlight serve[/], then [bold]firstlight chat[/] in another terminal. "
+    "[bold]firstlight COMMAND --help[/] explains each command with examples.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"firstlight {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Serve a large language model, and know at every second what it is doing."""
+
+
+add_command(app, serve, settings=ALL_SETTINGS)
+add_command(app, chat)
+add_command(app, env, settings=ENGINE_SETTINGS)
+
+
+def main() -> None:
+    """Run the program and leave with its exit code."""
+    app()

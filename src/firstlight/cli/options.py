@@ -1,0 +1,157 @@
+"""From a dataclass and a table of settings to a typer command, with the error boundary around it.
+
+Used by every file of this room. A command is a function of one options dataclass (and, if it takes settings,
+of the `Given` flags), so that its signature stays short however many flags it has. Invariant: this is the
+only place where an exception becomes a message and an exit code; a traceback is shown with --debug only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from firstlight.base.errors import FirstlightError, RequestError
+from firstlight.base.resolve import Given
+from firstlight.base.settings import Setting
+
+INTERRUPTED = 130
+_PANELS = {"model": "Model", "engine": "Engine", "server": "Server and its limits"}
+
+Debug = Annotated[
+    bool, typer.Option("--debug", metavar="", help="Show tracebacks, and all that the ranks print.")
+]
+
+
+def add_command(
+    app: typer.Typer,
+    function: Callable[..., int | None],
+    settings: Sequence[Setting] = (),
+    name: str | None = None,
+) -> None:
+    """Make `function` a command of `app`; its docstring is the help text, its return value the exit code."""
+    kind = next(iter(get_type_hints(function).values()))
+    fields = dataclasses.fields(kind)
+    hints = get_type_hints(kind, include_extras=True)
+
+    def command(**values: Any) -> None:
+        options = kind(**{field.name: values[field.name] for field in fields})
+        if settings:
+            given = {setting.name: values[_parameter(setting)] for setting in settings}
+            flags = Given(
+                {key: value for key, value in given.items() if value not in (None, [])}, "the flags"
+            )
+            raise typer.Exit(guarded(lambda: function(options, flags), debug=options.debug))
+        raise typer.Exit(guarded(lambda: function(options), debug=options.debug))
+
+    parameters = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name]
+        )
+        for field in fields
+    ] + [_flag(setting) for setting in settings]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    help_text, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
+    app.command(
+        name or function.__name__.replace("_", "-"),
+        help=help_text,
+        epilog=_epilog(examples) if examples else None,
+    )(command)
+
+
+def _epilog(examples: str) -> str:
+    rows = [row.strip().replace("[", r"\[") for row in examples.splitlines() if row.strip()]
+    return "[bold]Examples[/]\n\n" + "\n\n".join(f"[cyan]{row}[/]" for row in rows)
+
+
+def guarded(run: Callable[[], int | None], *, debug: bool) -> int:
+    """The exit code of `run`; its errors end here."""
+    try:
+        return run() or 0
+    except FirstlightError as error:
+        _report(error.explain(), debug)
+        return 2 if isinstance(error, RequestError) else error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted.")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone: `firstlight env | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001  the top of the process: nothing may leave as a traceback
+        hint = (
+            "" if debug else "\n  what to do: this is a bug; run again with --debug to see where it happened."
+        )
+        _report(f"{type(error).__name__}: {error}{hint}", debug)
+        return FirstlightError.exit_code
+
+
+def _report(message: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    _say(f"error: {message}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+
+
+def _parameter(setting: Setting) -> str:
+    return setting.name.replace("-", "_")
+
+
+def _flag(setting: Setting) -> inspect.Parameter:
+    """A flag whose absence is None, so that a TOML file can tell that it was not given."""
+    kind: Any = str
+    names = [f"--{setting.name}"]
+    if setting.type is bool:
+        kind = bool
+        names = [f"--{setting.name}/--no-{setting.name}"]
+    elif setting.type in (int, float) and not setting.is_size:
+        kind = setting.type
+    elif setting.repeats:
+        kind = list[str]
+    option = typer.Option(
+        *names,
+        help=f"{setting.help}{_default_text(setting)}",
+        rich_help_panel=_PANELS[setting.section],
+        show_default=False,
+        metavar=_metavar(setting),
+    )
+    return inspect.Parameter(
+        _parameter(setting),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )
+
+
+def _metavar(setting: Setting) -> str:
+    if setting.choices:
+        return "|".join(setting.choices)
+    if setting.is_size:
+        return "SIZE"
+    if setting.type is bool:
+        return ""
+    return {int: "N", float: "NUMBER"}.get(setting.type, "TEXT")
+
+
+def _default_text(setting: Setting) -> str:
+    value = setting.default
+    if value in (None, ()):
+        return ""
+    if setting.is_size and value:
+        return f" Default: {value // 2**20}M."
+    if isinstance(value, bool):
+        return f" Default: {'on' if value else 'off'}."
+    return f" Default: {value:g}." if isinstance(value, float) else f" Default: {value}."

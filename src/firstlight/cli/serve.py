@@ -1,0 +1,110 @@
+"""`firstlight serve`: flags and a TOML file become an order for the launcher.
+
+Registered by `cli.main`. Invariant: nothing slow is imported before the public socket listens.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from firstlight.base.errors import UsageError
+from firstlight.base.resolve import Given
+from firstlight.cli.options import Debug
+
+
+@dataclass
+class ServeOptions:
+    """What `serve` takes beside the settings of the run."""
+
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A GGUF file, a Hugging Face folder or a hub id such as org/name. "
+            "Without it: the embedded default, SmolLM2-135M-Instruct.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with the names of these flags; flags win.", metavar="FILE"),
+    ] = None
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Key that requests must carry; repeatable. Others on this machine can see it in the process "
+            "list: --api-key-file or FIRSTLIGHT_API_KEY keep it to yourself.",
+        ),
+    ] = None
+    api_key_file: Annotated[Path | None, typer.Option(help="File with keys, one a line.", metavar="FILE")] = (
+        None
+    )
+    debug: Debug = False
+
+
+def serve(options: ServeOptions, flags: Given) -> int:
+    """Serve a model to any OpenAI client.
+
+    Listens at once, answers 503 with its progress while the model loads, and prints a request that works
+    when it is ready.
+
+    Examples:
+      firstlight serve
+      firstlight serve model.gguf --port 9000
+      firstlight serve org/name --tensor-parallel 2 --max-model-len 8192
+      firstlight serve --config run.toml --api-key-file keys.txt
+    """
+    from firstlight.base import environment
+    from firstlight.base.resolve import read_toml, resolve
+    from firstlight.facts.machine import inspect_machine
+    from firstlight.launch.serve import Order, serve
+
+    file = read_toml(options.config) if options.config else Given({}, "no file")
+    machine = inspect_machine(with_gpus=False)
+    model = options.model or file.values.get("model")
+    keys = [
+        *(options.api_key or _listed(file, "api-key")),
+        *_keys_in(options.api_key_file or file.values.get("api-key-file")),
+        *environment.api_keys(),
+    ]
+    order = Order(
+        resolved=resolve([flags, file], machine.num_usable_cores),
+        model=model,
+        api_keys=tuple(dict.fromkeys(keys)),
+        cores=machine.physical_cores,
+        debug=options.debug or file.values.get("debug") is True,
+    )
+    return serve(order, _locate, sys.stderr)
+
+
+def _locate(model: str | None) -> Path:
+    from firstlight.facts.sources import resolve_model
+
+    return resolve_model(model, notify=lambda text: print(text, file=sys.stderr, flush=True))
+
+
+def _listed(file: Given, name: str) -> list[str]:
+    value = file.values.get(name, [])
+    keys = [value] if isinstance(value, str) else value
+    if not isinstance(keys, list) or not all(isinstance(key, str) and key for key in keys):
+        raise UsageError(f"{name} in {file.origin} must be text or a list of texts.")
+    return keys
+
+
+def _keys_in(path: str | Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the API keys in {path}: {error}.") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise UsageError(f"{path} holds no API key.", "Write one key a line.")
+    return keys
