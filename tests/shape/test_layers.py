@@ -1,0 +1,95 @@
+"""Who may import whom: only downward, no cycles, and no torch where none is wanted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from shape.source import LAYERS, OUTSIDE, Module, imports, modules
+
+# Rooms, and modules of other rooms, after whose import `torch` must not be loaded.
+TORCH_FREE_ROOMS = ("base", "facts", "text", "serve", "doctor", "launch", "isolate", "web", "cli")
+TORCH_FREE_MODULES = (
+    "firstlight",
+    *(
+        f"firstlight.engine.{name}"
+        for name in ("params", "messages", "plan", "scheduler", "pages", "prefix", "request", "channel")
+    ),
+)
+
+
+def room_of(target: str) -> str:
+    parts = target.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def torch_free() -> list[str]:
+    names = [module.name for module in modules() if module.room in TORCH_FREE_ROOMS]
+    return [*names, *(name for name in TORCH_FREE_MODULES if name in {module.name for module in modules()})]
+
+
+def test_every_room_has_its_place() -> None:
+    assert {module.room for module in modules()} - {*LAYERS, *OUTSIDE} == set()
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_imports_go_down(module: Module) -> None:
+    if module.room in OUTSIDE:
+        return
+    place = LAYERS.index(module.room)
+    upward = [
+        f"line {found.line}: {found.target}"
+        for found in imports(module)
+        if room_of(found.target) not in OUTSIDE and LAYERS.index(room_of(found.target)) < place
+    ]
+    assert upward == [], f"{module.shown} imports from rooms above {module.room}"
+
+
+def test_there_is_no_cycle() -> None:
+    edges = {
+        module.name: {found.target for found in imports(module) if not found.is_for_types}
+        for module in modules()
+    }
+    seen: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"import cycle: {' -> '.join((*path, name))}"
+        if name not in seen:
+            for target in sorted(edges.get(name, ())):
+                visit(target, (*path, name))
+            seen.add(name)
+
+    for name in edges:
+        visit(name, ())
+
+
+def test_the_cli_is_imported_by_nobody() -> None:
+    importers = [
+        module.shown
+        for module in modules()
+        if module.room not in ("cli", "__main__")
+        for found in imports(module)
+        if room_of(found.target) == "cli"
+    ]
+    assert importers == []
+
+
+def test_torch_is_not_loaded_where_it_is_not_wanted() -> None:
+    """All at once in one fresh interpreter; only on failure is the culprit looked for one by one."""
+    names = torch_free()
+    if _loads_torch(names):
+        culprits = [name for name in names if _loads_torch([name])]
+        pytest.fail(f"torch is loaded by importing: {', '.join(culprits)}")
+
+
+def _loads_torch(names: list[str]) -> bool:
+    script = (
+        "import importlib, sys\n"
+        f"for name in {names!r}:\n    importlib.import_module(name)\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip() == "True"

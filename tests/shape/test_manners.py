@@ -1,0 +1,142 @@
+"""Documentation, environment variables, and what must not stand in a file that others will read."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from shape.source import REPOSITORY, Module, modules
+
+ENVIRONMENT_FILE = "src/firstlight/base/environment.py"
+MAX_VARIABLES = 5
+SELF_EXPLAINING_LINES = 6
+# Written in pieces, so that this file does not contain what it looks for.
+FORBIDDEN = tuple(
+    "".join(parts)
+    for parts in (
+        ("/wo", "rk/"),
+        ("../sha", "red"),
+        ("/opt/wh", "eels"),
+        ("/etc/xdg/", "pip"),
+        ("py", "pi.org"),
+        ("python", "hosted.org"),
+        ("download.py", "torch.org"),
+        ("registry.np", "mjs.org"),
+        ("deb.deb", "ian.org"),
+        ("/home", "/"),
+        ("/root", "/"),
+    )
+)
+
+
+def public_definitions(module: Module) -> Iterator[tuple[str, ast.AST]]:
+    """Public names that need words of their own.
+
+    Not the short ones, which say it themselves; not what implements a `Protocol` of ours, which says it once
+    for all; not the only class of a module, which the module's own words describe.
+    """
+    public = [
+        node for node in module.tree.body if isinstance(node, _DEFINITIONS) and not node.name.startswith("_")
+    ]
+    classes = [node for node in public if isinstance(node, ast.ClassDef)]
+    only_class = classes[0] if len(classes) == 1 else None
+    for node in public:
+        if _is_long(node) and node is not only_class:
+            yield node.name, node
+    for node in classes:
+        if not _is_protocol(node):
+            for method in node.body:
+                if _needs_words(method):
+                    yield f"{node.name}.{method.name}", method  # type: ignore[attr-defined]
+
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _needs_words(method: ast.stmt) -> bool:
+    is_method = isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+    return (
+        is_method
+        and _is_long(method)
+        and not method.name.startswith("_")
+        and method.name not in protocol_methods()
+    )
+
+
+@functools.cache
+def protocol_methods() -> frozenset[str]:
+    """Names of methods that some `Protocol` of ours describes."""
+    return frozenset(
+        method.name
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and _is_protocol(node)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef)
+    )
+
+
+def _is_long(node: ast.stmt) -> bool:
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1 > SELF_EXPLAINING_LINES
+
+
+def _is_protocol(node: ast.ClassDef) -> bool:
+    return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_what_is_public_is_documented(module: Module) -> None:
+    if not module.tree.body:
+        return  # an empty __init__
+    assert ast.get_docstring(module.tree), f"{module.shown} does not say what it is"
+    silent = [name for name, node in public_definitions(module) if not ast.get_docstring(node)]  # type: ignore[arg-type]
+    assert silent == [], f"{module.shown} has public names without a docstring"
+
+
+def test_environment_variables_are_read_in_one_file() -> None:
+    readers = [
+        f"{module.shown}:{node.lineno}"
+        for module in modules()
+        if module.shown != ENVIRONMENT_FILE
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "os"
+        and node.attr in ("environ", "getenv", "environb", "putenv")
+    ]
+    assert readers == []
+
+
+def test_there_are_few_environment_variables() -> None:
+    module = next(module for module in modules() if module.shown == ENVIRONMENT_FILE)
+    names = {
+        node.value.value
+        for node in module.tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    }
+    assert 0 < len(names) <= MAX_VARIABLES
+
+
+def test_no_file_names_this_machine_or_a_registry() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\0")
+    found = []
+    for name in filter(None, tracked):
+        path = REPOSITORY / name
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        found += [f"{name}: {word}" for word in FORBIDDEN if word.encode() in content]
+    assert found == []
