@@ -1,4 +1,5 @@
-"""The pages of running sequences: takes them, grows them, shows full ones to the prefix cache, gives them back.
+"""The pages of running sequences: takes them, grows them, shows full ones to the prefix cache, gives them
+back.
 
 Used by the scheduler alone. Collects the changes of the page tables, which the next `StepPlan` carries to the
 ranks. Invariant: a sequence's pages cover at least its `num_computed` tokens.
@@ -79,6 +80,6 @@ class SequenceMemory:
         sequence.num_computed = 0
 
     def take_changes(self) -> list[PageChange]:
-        """Changes since the last call, in order: where a slot changed hands, its present owner's come last."""
+        """Changes since the last call, in order; where a slot changed hands, the new owner's come last."""
         changes, self._changes = self._changes, []
         return changes

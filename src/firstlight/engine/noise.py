@@ -1,8 +1,8 @@
 """Gumbel noise as a function of (seed, position, token id): the source of all randomness in sampling.
 
 Used by the sampler. Adding this noise to log-probabilities and taking the largest is a draw from the
-distribution (Gumbel-max). Because the noise depends on nothing else, a seeded request gives the same tokens in
-any batch, after any preemption, and with or without speculation.
+distribution (Gumbel-max). Because the noise depends on nothing else, a seeded request gives the same tokens
+in any batch, after any preemption, and with or without speculation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def stream_key(seed: int, position: int) -> tuple[int, int]:
 def gumbel(keys: list[tuple[int, int]], token_ids: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float32 [S, C], for S keys and the token ids [C] or [S, C]."""
     low = torch.tensor([_signed(key[0]) for key in keys], dtype=torch.int32, device=token_ids.device)[:, None]
-    high = torch.tensor([_signed(key[1]) for key in keys], dtype=torch.int32, device=token_ids.device)[:, None]
+    high = torch.tensor([_signed(key[1]) for key in keys], dtype=torch.int32, device=token_ids.device)[
+        :, None
+    ]
     bits = _mix(_mix(token_ids.to(torch.int32) ^ low) ^ high)
     # 24 bits, in the middle of their interval: never 0 and never 1.
     uniform = ((bits >> 8) & 0xFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-24)

@@ -1,7 +1,7 @@
 """What one step runs, and what came of it: the only things that cross from the scheduler to the ranks.
 
-Prefill, chunk, decode and (later) draft verification are one thing here: `counts[i]` tokens of a sequence from
-position `starts[i]` on. Rank 0 makes the plan and sends it to the other ranks, so ranks cannot diverge.
+Prefill, chunk, decode and (later) draft verification are one thing here: `counts[i]` tokens of a sequence
+from position `starts[i]` on. Rank 0 makes the plan and sends it to the other ranks, so ranks cannot diverge.
 Torch-free. Invariant: `sum(counts) == len(tokens)`, and every page that a token needs was announced in
 `pages` of this plan or an earlier one.
 """

@@ -1,7 +1,8 @@
 """The replay seam: how a forward pass reaches the device. Eagerly here; recorded once and replayed elsewhere.
 
 The runner calls `run` for every step. `CudaGraphReplay` records decode steps of a few batch sizes; recorded
-steps of our own CPU kernels will join behind the same call. Invariant: a replay gives what the eager pass gives.
+steps of our own CPU kernels will join behind the same call. Invariant: a replay gives what the eager pass
+gives.
 """
 
 from __future__ import annotations

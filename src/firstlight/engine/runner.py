@@ -1,8 +1,8 @@
 """Runs a step plan on one rank: page tables, tensors, forward pass.
 
-Called by `EngineCore` on rank 0 and by the follower loop on the others. Owns the page tables, one row for each
-slot, which change only by what a plan announces; so every rank has the same. Invariant: between two steps no
-tensor of a step is kept.
+Called by `EngineCore` on rank 0 and by the follower loop on the others. Owns the page tables, one row for
+each slot, which change only by what a plan announces; so every rank has the same. Invariant: between two
+steps no tensor of a step is kept.
 
 Shapes: T tokens in the step, S sequences, P pages of the longest one, L logit rows, V vocabulary.
 """
@@ -45,7 +45,7 @@ class ModelRunner:
         last_rows = np.cumsum(plan.counts, dtype=np.int64) - 1
         return self._replay.run(self._model, self._build(plan, rows, last_rows[plan.samples]))
 
-    def _build(self, plan: StepPlan, rows: StepRows, logit_rows: np.ndarray) -> ForwardBatch:  # type: ignore[type-arg]
+    def _build(self, plan: StepPlan, rows: StepRows, logit_rows: np.ndarray) -> ForwardBatch:
         device = self._ops.device
         positions = torch.from_numpy(rows.positions_T).to(device)
         return ForwardBatch(

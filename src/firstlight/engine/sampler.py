@@ -1,8 +1,8 @@
 """From logits to tokens, for all sequences of a step at once. Runs on rank 0.
 
-Called by `EngineCore` with one row of logits for each sequence that gets a token. The order is: penalties, logit
-bias, minimum length (here a grammar will mask, too), log-probabilities, temperature, top-k, top-p, min-p, draw.
-Invariant: a row's token depends on its own logits, parameters, seed and position only.
+Called by `EngineCore` with one row of logits for each sequence that gets a token. The order is: penalties,
+logit bias, minimum length (here a grammar will mask, too), log-probabilities, temperature, top-k, top-p,
+min-p, draw. Invariant: a row's token depends on its own logits, parameters, seed and position only.
 
 Shapes: L rows, V vocabulary, C candidates.
 """
@@ -26,7 +26,7 @@ NUM_CANDIDATES = 1024
 
 @dataclass
 class Sampled:
-    """`tokens[i]` for row i (`NO_TOKEN` where the logits are not numbers), log-probabilities where asked for."""
+    """`tokens[i]` is for row i: `NO_TOKEN` where its logits are not numbers."""
 
     tokens: list[int]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -93,7 +93,9 @@ def token_logprobs(logits_V: torch.Tensor, token: int, num_top: int) -> TokenLog
     logprobs_V = torch.log_softmax(logits_V, -1)
     mine = float(logprobs_V[token])
     rank = int((logprobs_V > mine).sum()) + 1
-    values, ids = logprobs_V.topk(min(num_top, len(logprobs_V))) if num_top else (torch.empty(0), torch.empty(0))
+    values, ids = (
+        logprobs_V.topk(min(num_top, len(logprobs_V))) if num_top else (torch.empty(0), torch.empty(0))
+    )
     return TokenLogprobs(token, mine, rank, list(zip(ids.tolist(), values.tolist(), strict=True)))
 
 

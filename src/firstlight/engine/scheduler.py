@@ -1,9 +1,9 @@
 """Continuous batching: which tokens of which sequences run in the next step. Pure bookkeeping, no torch.
 
 `EngineCore` calls `submit`/`abort`, then `plan()`, runs the step, then `apply()`. One step holds up to
-`max_batched_tokens` tokens: first one for each decoding sequence, then chunks of prompts, so that a long prompt
-never stalls a running answer. Invariant: after `plan()` every planned token has a page; a sequence is in
-exactly one of: waiting, running, gone.
+`max_batched_tokens` tokens: first one for each decoding sequence, then chunks of prompts, so that a long
+prompt never stalls a running answer. Invariant: after `plan()` every planned token has a page; a sequence is
+in exactly one of: waiting, running, gone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from firstlight.base.config import EngineSection
+from firstlight.engine.memory import SequenceMemory
 from firstlight.engine.messages import (
     FINISH_ABORT,
     FINISH_ERROR,
@@ -23,7 +24,6 @@ from firstlight.engine.messages import (
     Submit,
     TokenLogprobs,
 )
-from firstlight.engine.memory import SequenceMemory
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.prefix import PrefixCache
 from firstlight.engine.request import NO_SLOT, NO_TOKEN, Sequence
@@ -100,7 +100,7 @@ class Scheduler:
     # --- one step ---
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing can run. Call `apply` with its tokens before the next `plan`."""
+        """The next step, or None when nothing can run. `apply` must come before the next `plan`."""
         entries: Entries = []
         self._preempted_now = False
         budget = self._plan_decodes(entries, self._section.max_batched_tokens)
@@ -224,7 +224,7 @@ class Scheduler:
         self._stats.cache_hit_tokens += sequence.num_cached
 
     def _grow(self, sequence: Sequence, num: int) -> bool:
-        """Pages for `num` more tokens, preempting the last in order if none is left; False: that was itself."""
+        """Pages for `num` more tokens, preempting the last in order if none is left; False: itself."""
         while not self._memory.grow(sequence, num):
             victim = max((s for s in self._running if s.slot != NO_SLOT), key=lambda s: s.order)
             self._give_up(victim)
@@ -284,8 +284,8 @@ class Scheduler:
             return "the prompt is empty"
         if len(submit.prompt_token_ids) >= limit:
             return (
-                f"the prompt has {len(submit.prompt_token_ids)} tokens, "
-                f"but this server takes at most {limit - 1} (max_model_len {limit}, one of them for the answer)"
+                f"the prompt has {len(submit.prompt_token_ids)} tokens, but this server takes at most "
+                f"{limit - 1} (max_model_len {limit}, one of them for the answer)"
             )
         return None
 

@@ -1,8 +1,8 @@
 """How a model says which tensors it needs: layers declare them while they are built, the loader fills them.
 
-A `Declaration` is made by `engine.startup`, handed down through the constructors of a model, and then delivers
-each weight to the layer that declared it, as soon as it is read. Invariant: each name is declared once and
-delivered once; `finish` fails if anything is missing.
+A `Declaration` is made by `engine.startup`, handed down through the constructors of a model, and then
+delivers each weight to the layer that declared it, as soon as it is read. Invariant: each name is declared
+once and delivered once; `finish` fails if anything is missing.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Declaration:
         self._kinds.append(kinds)
 
     def kinds(self, checkpoint: Checkpoint) -> list[MatrixKind]:
-        """The different kinds of matrices that this model will lay out, in order of first use."""
-        return list(dict.fromkeys(kind for kinds in self._kinds for kind in kinds(checkpoint)))
+        """The kind of each matrix that this model will lay out."""
+        return [kind for kinds in self._kinds for kind in kinds(checkpoint)]
 
     def deliver(self, wanted: Wanted, weight: Weight) -> None:
         assert wanted.name not in self._delivered, f"{wanted.name} was delivered twice"

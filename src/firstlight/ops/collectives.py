@@ -16,14 +16,19 @@ import torch.distributed as dist
 
 from firstlight.base.errors import EngineError
 
+CPU = torch.device("cpu")
+
 
 class Group:
-    """The ranks of one model. `entered` and `left` are (name, number) of the last collective, for diagnosis."""
+    """The ranks of one model. `entered` and `left`: name and number of the last collective."""
 
-    def __init__(self, rank: int = 0, size: int = 1, deadline_s: float = 60.0) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 1, deadline_s: float = 60.0, device: torch.device = CPU
+    ) -> None:
         self.rank = rank
         self.size = size
         self.deadline_s = deadline_s
+        self._device = device  # where the backend wants its tensors
         self.entered: tuple[str, int] = ("", 0)
         self.left: tuple[str, int] = ("", 0)
 
@@ -48,7 +53,7 @@ class Group:
         """The smallest of the ranks' values."""
         if self.size == 1:
             return value
-        tensor = torch.tensor([value], dtype=torch.int64)
+        tensor = torch.tensor([value], dtype=torch.int64, device=self._device)
         self._run(name, lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MIN))
         return int(tensor)
 
@@ -80,10 +85,11 @@ def join(rank: int, size: int, rendezvous: Path, device: str, deadline_s: float)
         )
     except RuntimeError as error:
         raise EngineError(
-            f"rank {rank}: not all {size} ranks arrived within {deadline_s:.0f} s: {str(error).splitlines()[0]}",
+            f"rank {rank}: not all {size} ranks arrived within {deadline_s:.0f} s: "
+            f"{str(error).splitlines()[0]}",
             "Look at the logs of the other ranks in the run directory.",
         ) from error
-    return Group(rank, size, deadline_s)
+    return Group(rank, size, deadline_s, torch.device("cuda", rank) if device == "cuda" else CPU)
 
 
 def leave() -> None:

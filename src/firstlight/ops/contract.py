@@ -5,8 +5,8 @@ Models and the engine call a `Backend` and nothing else; it is picked once at st
 Row invariance: where `Backend.row_invariant` is true, the bits of a row do not depend on how many rows there
 are or on which batch it came in.
 
-Shapes: T tokens in the step, S sequences, P pages of the longest sequence, H hidden, N query heads, K KV heads,
-D head size, O outputs and I inputs of a linear.
+Shapes: T tokens in the step, S sequences, P pages of the longest sequence, H hidden, N query heads, K KV
+heads, D head size, O outputs and I inputs of a linear.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 
 class Matrix(Protocol):
-    """A weight in the checkpoint's own blocks, whose values can be asked for: `quant.weight.Weight` is one."""
+    """A weight in the checkpoint's own blocks, whose values can be asked for."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -32,13 +32,17 @@ class Matrix(Protocol):
         """The exact values, float32 [O, I]."""
         ...
 
+    def first_rows(self, num_rows: int) -> Matrix:
+        """The same weight with at most `num_rows` outputs, for looking at a sample."""
+        ...
+
     def affine(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Codes [O, I], scale and offset [O, I / 32] with value = code * scale + offset; None if not blocked."""
+        """Codes [O, I], scale, offset [O, I / 32]: value = code * scale + offset; None if not blocked."""
         ...
 
 
 class LinearOp(Protocol):
-    """y = x W^T for one resident weight. Takes float32 or the layout's own dtype, returns the layout's dtype."""
+    """y = x W^T for one resident weight. Takes any float dtype, returns the layout's own."""
 
     layout: str  # names the layout in the start-up report
     num_bytes: int  # resident
@@ -63,8 +67,8 @@ class MatrixKind:
 class StepRows:
     """Which rows a step attends from and to. Host arrays, so that a backend can lay out its work.
 
-    Row t is the token at `positions_T[t]` of sequence `sequence_T[t]` (an index into `page_table_SP`), and its
-    KV goes to slot `write_slots_T[t]` of the pool; a slot is page * page_size + position within the page.
+    Row t is the token at `positions_T[t]` of sequence `sequence_T[t]` (an index into `page_table_SP`), and
+    its KV goes to slot `write_slots_T[t]` of the pool; a slot is page * page_size + position within the page.
     """
 
     positions_T: np.ndarray[Any, np.dtype[np.int64]]
@@ -96,7 +100,11 @@ class Backend(Protocol):
     kv_dtype: torch.dtype
 
     def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
-        """Chooses layouts for a model's matrices. `two_copies`: memory suffices for two layouts of a weight."""
+        """Chooses layouts for these kinds. `two_copies`: memory suffices for two layouts of a weight."""
+        ...
+
+    def resident_bytes(self, kind: MatrixKind) -> int:
+        """What a matrix of this kind will take in its layouts; call after `prepare`."""
         ...
 
     def layout_notes(self) -> list[str]:
@@ -112,7 +120,7 @@ class Backend(Protocol):
         ...
 
     def rotate(self, x_TND: torch.Tensor, turn_TD: torch.Tensor) -> torch.Tensor:
-        """Rotary embedding of pairs (2i, 2i+1); `turn_TD` holds (cos, sin) of each pair, float32 [T, D/2, 2]."""
+        """Rotary embedding of pairs (2i, 2i+1) by `turn_TD`: (cos, sin) of each, float32 [T, D/2, 2]."""
         ...
 
     def gated_silu(self, gate_up_TO: torch.Tensor) -> torch.Tensor:

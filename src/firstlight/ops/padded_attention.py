@@ -1,9 +1,10 @@
 """Attention of sequences with many rows, as batches for scaled_dot_product_attention.
 
-Used by `cpu` for prompts and by `cuda` for everything. Sequences whose row counts and lengths round up to the same
-powers of two are padded to one batch, so that the number of operator calls grows with the logarithm of the
-sizes and not with the number of sequences. The history is gathered from the pool once a step and layer: a cost
-of one read for all the rows of the chunk. Not row-invariant: the blocking inside the operator follows the shapes.
+Used by `cpu` for prompts and by `cuda` for everything. Sequences whose row counts and lengths round up to the
+same powers of two are padded to one batch, so that the number of operator calls grows with the logarithm of
+the sizes and not with the number of sequences. The history is gathered from the pool once a step and layer: a
+cost of one read for all the rows of the chunk. Not row-invariant: the blocking inside the operator follows
+the shapes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Batch:
     """B sequences, C rows and L positions each after padding."""
 
     rows_BC: torch.Tensor  # row indices; padded ones repeat a real row
-    valid_BC: torch.Tensor  # bool
+    valid_BC: torch.Tensor | None  # bool; None: no row is padded
     slots_BL: torch.Tensor  # pool slots of the history
     mask_B1CL: torch.Tensor  # bool: row c may see position l
 
@@ -47,7 +48,8 @@ def attend(
         num_batch, count = batch.rows_BC.shape
         heads, size = q_TND.shape[1:]
         group = heads // num_kv_heads
-        # Query heads of one KV head become further rows: the operator then reads each key once for all of them.
+        # Query heads of one KV head become further rows: the operator then reads each key once for all of
+        # them.
         q = q_TND[batch.rows_BC].view(num_batch, count, num_kv_heads, group, size)
         q = q.permute(0, 2, 3, 1, 4).reshape(num_batch, num_kv_heads, group * count, size)
         k = keys[batch.slots_BL].transpose(1, 2)
@@ -56,7 +58,10 @@ def attend(
         result = F.scaled_dot_product_attention(q.to(k.dtype), k, v, attn_mask=mask)
         result = result.view(num_batch, num_kv_heads, group, count, size).permute(0, 3, 1, 2, 4)
         result = result.reshape(num_batch, count, heads, size).to(out_TND.dtype)
-        out_TND[batch.rows_BC[batch.valid_BC]] = result[batch.valid_BC]
+        if batch.valid_BC is None:
+            out_TND[batch.rows_BC] = result
+        else:
+            out_TND[batch.rows_BC[batch.valid_BC]] = result[batch.valid_BC]
 
 
 def _batch(
@@ -85,7 +90,7 @@ def _batch(
         mask &= seen > positions_BC - shape.window
     return Batch(
         torch.from_numpy(rows_BC).to(device),
-        torch.from_numpy(within < counts).to(device),
+        None if (counts == counts[0]).all() else torch.from_numpy(within < counts).to(device),
         torch.from_numpy(slots_BL).to(device),
         torch.from_numpy(mask).to(device),
     )

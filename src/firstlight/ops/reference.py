@@ -1,8 +1,8 @@
 """Every operator in plain float32 torch: the meaning of correct, and the oracle of the fast versions.
 
-Runs on a CPU as `--dtype float32`. Row-invariant: matrix products always have the same number of rows (a tile,
-padded), attention computes each row by itself, and element-wise functions whose vector and scalar versions
-differ in the last bit run on pieces that start at a vector and stay on one thread.
+Runs on a CPU as `--dtype float32`. Row-invariant: matrix products always have the same number of rows (a
+tile, padded), attention computes each row by itself, and element-wise functions whose vector and scalar
+versions differ in the last bit run on pieces that start at a vector and stay on one thread.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ class ReferenceBackend:
 
     def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
         pass  # float32 for everything
+
+    def resident_bytes(self, kind: MatrixKind) -> int:
+        return kind.shape[0] * kind.shape[1] * 4
 
     def layout_notes(self) -> list[str]:
         return ["every matrix: float32, nothing rounded"]

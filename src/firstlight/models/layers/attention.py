@@ -22,7 +22,9 @@ def attention_shape(description: ModelDescription, rank: int, size: int) -> Atte
     group = description.num_heads // description.num_kv_heads
     start, stop = split_evenly(description.num_kv_heads, 1, rank, size)
     num_kv_heads = stop - start
-    return AttentionShape(num_kv_heads * group, num_kv_heads, description.head_size, description.sliding_window)
+    return AttentionShape(
+        num_kv_heads * group, num_kv_heads, description.head_size, description.sliding_window
+    )
 
 
 class Attention:

@@ -2,13 +2,15 @@
 
 Several matrices of the checkpoint that take the same input (q, k, v; gate and up) become one product, when
 their formats agree. Column-parallel layers keep a share of the outputs, row-parallel ones a share of the
-inputs; the caller sums the latter over the ranks. Invariant: raw blocks are dropped as soon as the layout is made.
+inputs; the caller sums the latter over the ranks. Invariant: raw blocks are dropped as soon as the layout is
+made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -22,7 +24,7 @@ from firstlight.quant.weight import Weight
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of a linear layer. `interleave` is the head size when rotary pairs are to lie side by side."""
+    """One tensor of a linear layer. `interleave`: the head size, if rotary pairs are to lie side by side."""
 
     wanted: Wanted
     interleave: int | None = None
@@ -45,6 +47,11 @@ class StoredMatrix:
     def dequantize(self) -> torch.Tensor:
         return dequantize(self._weight)
 
+    def first_rows(self, num_rows: int) -> StoredMatrix:
+        outputs, inputs = self._weight.shape
+        raw = self._weight.raw[:num_rows]
+        return StoredMatrix(Weight(self._weight.format, (min(outputs, num_rows), inputs), raw))
+
     def affine(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         blocks = BLOCK_FORMATS.get(self._weight.format)
         if blocks is None:
@@ -62,9 +69,9 @@ class Linear:
         self._announce(declare, parts, role)
         self._biases = list(biases)
         for part in parts:
-            declare.want(part.wanted, lambda weight, part=part: self._take(part, weight))  # type: ignore[misc]
+            declare.want(part.wanted, partial(self._take, part))
         for part in biases:
-            declare.want(part.wanted, lambda weight, part=part: self._take_bias(part, weight))  # type: ignore[misc]
+            declare.want(part.wanted, partial(self._take_bias, part))
 
     @classmethod
     def fed_by_another(cls, declare: Declaration, part: Part, role: str) -> Linear:

@@ -31,7 +31,9 @@ class GatedMlp:
         self._gate_up = Linear(declare, rows("weight", (inner, hidden)), biases)
         down = Wanted.column_slice(f"{prefix}.down_proj.weight", (hidden, inner), *share)
         self._down = Linear(declare, [Part(down)])
-        self._down_bias = Vector(declare, f"{prefix}.down_proj.bias", hidden) if description.mlp_bias else None
+        self._down_bias = (
+            Vector(declare, f"{prefix}.down_proj.bias", hidden) if description.mlp_bias else None
+        )
 
     def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
         inner = self._ops.gated_silu(self._gate_up(x_TH))

@@ -15,10 +15,12 @@ import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.ops import padded_attention, sparse_attention
 from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
+from firstlight.ops.cpu.layouts import weight_error
 from firstlight.ops.cpu.select import Choice, choose
 
 # From this many rows of one sequence on, blocked attention beats one row at a time.
 MIN_BLOCKED_ROWS = 32
+ERROR_SAMPLE_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,13 @@ class CpuBackend:
     def __init__(self, reason: str) -> None:
         self.reason = reason
         self.choices: dict[MatrixKind, Choice] = {}
-        self.errors: dict[MatrixKind, float] = {}  # largest weight error seen, by kind
+        self.errors: dict[MatrixKind, float] = {}  # largest weight error, on a sample of each kind
 
     def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
         self.choices = choose(kinds, two_copies=two_copies)
+
+    def resident_bytes(self, kind: MatrixKind) -> int:
+        return self.choices[kind].resident_bytes(kind)
 
     def layout_notes(self) -> list[str]:
         return [
@@ -55,9 +60,12 @@ class CpuBackend:
         kind = MatrixKind(role, weight.format, (num_outputs, num_inputs))
         if kind not in self.choices:
             self.choices |= choose([kind], two_copies=False)
-        op = self.choices[kind].build(weight)
-        self.errors[kind] = max(op.error, self.errors.get(kind, 0.0))
-        return op
+        choice = self.choices[kind]
+        if kind not in self.errors:
+            # A sample of the first matrix of a kind: measuring all would double the time of loading.
+            sample = weight.first_rows(ERROR_SAMPLE_ROWS)
+            self.errors[kind] = max(weight_error(name, sample) for name in (choice.few, choice.many))
+        return choice.build(weight)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         # Half the time of F.rms_norm at one row: one reduction and in-place scalars.

@@ -1,8 +1,7 @@
 """The resident forms of a weight for stock CPU operators, and what each of them rounds.
 
 Made by `CpuBackend.linear`. A layout takes the exact values (or the exact 4-bit codes) of a matrix and keeps
-only its own form. Invariant: `error` is the largest deviation from the checkpoint's value, as a share of the
-matrix's largest absolute value.
+only its own form. What it rounds is stated in its docstring and measured by `weight_error`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ INT4_OUTPUT_MULTIPLE = 16
 class Int4Linear:
     """4-bit codes in groups of 32 with bfloat16 scale and zero; fastest for a few rows.
 
-    Rounds: scales and offsets to bfloat16 (the operator's fast path takes nothing else), inputs and outputs to
-    bfloat16. Codes are kept exactly.
+    Rounds: scales and offsets to bfloat16 (the operator's fast path takes nothing else), inputs and outputs
+    to bfloat16. Codes are kept exactly.
     """
 
     layout = "int4 groups of 32, bf16 scales"
@@ -38,9 +37,6 @@ class Int4Linear:
         self._scales = scales_and_zeros.to(torch.bfloat16)
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes_OI.to(torch.int32), 1)
         self.num_bytes = self._packed.numel() * self._packed.element_size() + self._scales.numel() * 2
-        rounding = (self._scales.float() - scales_and_zeros).abs()
-        largest = (codes_OI.float().view(*scale_OG.shape, GROUP) * scale_OG[..., None] + offset_OG[..., None]).abs()
-        self.error = float((rounding[..., 0] * 8 + rounding[..., 1]).max() / largest.max().clamp_min(1e-30))
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten._weight_int4pack_mm_for_cpu(
@@ -60,7 +56,6 @@ class HalfLinear:
         dense = weight.dequantize()
         self._packed = torch.ops.quantized.linear_prepack_fp16(dense, None)
         self.num_bytes = dense.numel() * 2
-        self.error = _rounding(dense, torch.float16)
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         return torch.ops.quantized.linear_dynamic_fp16(x_TI.float(), self._packed)
@@ -78,7 +73,6 @@ class BfloatLinear:
         dense = weight.dequantize()
         self.weight_OI = dense.to(torch.bfloat16)
         self.num_bytes = self.weight_OI.numel() * 2
-        self.error = _rounding(dense, torch.bfloat16)
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         return F.linear(x_TI.to(torch.bfloat16), self.weight_OI)
@@ -95,7 +89,6 @@ class FloatLinear:
     def __init__(self, weight: Matrix) -> None:
         self.weight_OI = weight.dequantize()
         self.num_bytes = self.weight_OI.numel() * 4
-        self.error = 0.0
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         return F.linear(x_TI.float(), self.weight_OI)
@@ -112,6 +105,9 @@ LAYOUTS: dict[str, Callable[[Matrix], Layout]] = {
     "fp32": FloatLinear,
 }
 
+# int4: the code, and a bfloat16 scale and zero for each group of 32.
+BITS_PER_VALUE = {"int4": 5.0, "fp16": 16.0, "bf16": 16.0, "fp32": 32.0}
+
 
 class TwoLayouts:
     """One layout up to `max_few_rows` rows, another above; both are resident."""
@@ -120,7 +116,6 @@ class TwoLayouts:
         self._few, self._many, self._max_few_rows = few, many, max_few_rows
         self.layout = f"{few.layout} up to {max_few_rows} rows, {many.layout} above"
         self.num_bytes = few.num_bytes + many.num_bytes
-        self.error = max(few.error, many.error)
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         layout = self._few if x_TI.shape[0] <= self._max_few_rows else self._many
@@ -143,5 +138,17 @@ def allowed(weight_format: str, shape: tuple[int, ...]) -> list[str]:
     return names
 
 
-def _rounding(dense: torch.Tensor, dtype: torch.dtype) -> float:
-    return float((dense.to(dtype).float() - dense).abs().max() / dense.abs().max().clamp_min(1e-30))
+def weight_error(name: str, weight: Matrix) -> float:
+    """The largest deviation of a layout's weights from the checkpoint's, as a share of the largest weight."""
+    dense = weight.dequantize()
+    if name == "int4":
+        affine = weight.affine()
+        assert affine is not None, "the int4 layout needs 4-bit blocks"
+        codes, scale, offset = affine
+        shifted = codes.view(*scale.shape, GROUP).float() - 8.0
+        zero = (offset + 8.0 * scale).to(torch.bfloat16).float()
+        kept = shifted * scale.to(torch.bfloat16).float()[..., None] + zero[..., None]
+        kept = kept.view(dense.shape)
+    else:
+        kept = dense.to({"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[name]).float()
+    return float((kept - dense).abs().max() / dense.abs().max().clamp_min(1e-30))

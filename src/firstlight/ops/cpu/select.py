@@ -7,21 +7,22 @@ and the figures behind it end in the start-up report.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import torch
 
 from firstlight.ops.contract import Matrix, MatrixKind
-from firstlight.ops.cpu.layouts import GROUP, LAYOUTS, Layout, TwoLayouts, allowed
+from firstlight.ops.cpu.layouts import BITS_PER_VALUE, GROUP, LAYOUTS, Layout, TwoLayouts, allowed
 
-ROW_COUNTS = (1, 4, 8, 16, 32, 128)
+ROW_COUNTS = (1, 4, 16, 32, 128)
 FEW_ROWS = (1, 4)  # where the layout for few rows is judged
 MANY_ROWS = 128  # where the layout for many rows is judged
 # A second resident copy must make many rows at least this much faster.
 SECOND_COPY_GAIN = 1.25
-FLUSH_BYTES = 24 * 2**20
+FLUSH_BYTES = 20 * 2**20
+ROUNDS = 3  # neighbours on a shared machine disturb some of them
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Choice:
     many: str
     max_few_rows: int
     reason: str
+
+    def resident_bytes(self, kind: MatrixKind) -> int:
+        values = kind.shape[0] * kind.shape[1]
+        return sum(int(values * BITS_PER_VALUE[name]) // 8 for name in {self.few, self.many})
 
     def build(self, weight: Matrix) -> Layout | TwoLayouts:
         if self.few == self.many:
@@ -48,6 +53,10 @@ class RandomMatrix:
 
     def dequantize(self) -> torch.Tensor:
         return torch.rand(self.shape).sub_(0.5)
+
+    def first_rows(self, num_rows: int) -> RandomMatrix:
+        outputs, inputs = self.shape
+        return RandomMatrix(MatrixKind("layer", self.format, (min(outputs, num_rows), inputs)))
 
     def affine(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         groups = (self.shape[0], self.shape[1] // GROUP)
@@ -68,7 +77,8 @@ def _choose(kind: MatrixKind, flush: torch.Tensor, *, two_copies: bool) -> Choic
         return Choice(name, name, 0, "the output head needs a float32 result")
     if len(names) > 1:
         names.remove("fp32")
-    times = {name: _measure(LAYOUTS[name](RandomMatrix(kind)), kind.shape[1], flush) for name in names}
+    layouts = {name: LAYOUTS[name](RandomMatrix(kind)) for name in names}
+    times = _measure(layouts, kind.shape[1], flush)
     few = min(names, key=lambda name: sum(times[name][rows] / rows**0.5 for rows in FEW_ROWS))
     many = min(names, key=lambda name: times[name][MANY_ROWS])
     gain = times[few][MANY_ROWS] / times[many][MANY_ROWS]
@@ -79,21 +89,22 @@ def _choose(kind: MatrixKind, flush: torch.Tensor, *, two_copies: bool) -> Choic
         f"{name} {times[name][1] * 1e6:.0f} us at 1 row, {times[name][MANY_ROWS] * 1e6:.0f} at {MANY_ROWS}"
         for name in names
     )
-    what = f"{few}" if few == many else f"{few} up to {switch} rows, {many} above ({gain:.1f}x at {MANY_ROWS})"
+    what = (
+        f"{few}" if few == many else f"{few} up to {switch} rows, {many} above ({gain:.1f}x at {MANY_ROWS})"
+    )
     return Choice(few, many, switch, f"{what}: measured {figures}")
 
 
-def _measure(layout: Layout, num_inputs: int, flush: torch.Tensor) -> dict[int, float]:
-    return {rows: _time(layout, torch.rand(rows, num_inputs), flush) for rows in ROW_COUNTS}
-
-
-def _time(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, flush: torch.Tensor) -> float:
-    run(x)
-    best = float("inf")
-    for _ in range(3):
-        if x.shape[0] < MANY_ROWS:
-            flush.add_(1.0)
-        start = perf_counter()
-        run(x)
-        best = min(best, perf_counter() - start)
-    return best
+def _measure(layouts: dict[str, Layout], num_inputs: int, flush: torch.Tensor) -> dict[str, dict[int, float]]:
+    """Seconds by layout and row count: the best of a few rounds, in which the layouts take turns."""
+    times = {name: dict.fromkeys(ROW_COUNTS, float("inf")) for name in layouts}
+    for rows in ROW_COUNTS:
+        x = torch.rand(rows, num_inputs)
+        for _ in range(ROUNDS):
+            for name, layout in layouts.items():
+                if rows < MANY_ROWS:
+                    flush.sum()
+                start = perf_counter()
+                layout(x)
+                times[name][rows] = min(times[name][rows], perf_counter() - start)
+    return times

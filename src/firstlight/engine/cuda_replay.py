@@ -1,0 +1,123 @@
+"""Decode steps as CUDA graphs: recorded once for a batch size and a history length, then replayed.
+
+Made by `engine.startup` for `--device cuda`. A step in which every sequence has one token is padded to the next
+recorded shape; everything else runs eagerly. The recorder is a seam, so that tests on a CPU record into a plain
+closure. Invariant: a padded row writes to the null page and its logits are cut off, so it changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from firstlight.models.batch import ForwardBatch
+from firstlight.models.decoder import Decoder
+from firstlight.ops.padded_attention import Batch
+
+SMALLEST_LENGTH = 256
+
+Replayed = Callable[[], torch.Tensor]
+Recorder = Callable[[Callable[[], torch.Tensor]], Replayed]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded step: its input tensors, which `load` overwrites, and what runs it."""
+
+    inputs: ForwardBatch
+    replay: Replayed
+
+    def load(self, batch: ForwardBatch) -> None:
+        """Copies a step of the same or a smaller shape into the inputs."""
+        target, source = self.inputs.attention[0], batch.attention[0]
+        _put(self.inputs.tokens_T, batch.tokens_T)
+        _put(self.inputs.turn_TD, batch.turn_TD)
+        _put(self.inputs.write_slots_T, batch.write_slots_T)
+        _put(target.slots_BL, source.slots_BL)
+        _put(target.mask_B1CL, source.mask_B1CL)
+        # A padded row sees position 0 alone: a row that sees nothing would be NaN.
+        target.mask_B1CL[source.mask_B1CL.shape[0] :, :, :, 0] = True
+
+
+class CudaGraphReplay:
+    """See the module, and `replay.Replay`. Graphs are recorded when their shape first comes."""
+
+    def __init__(self, record: Recorder) -> None:
+        self._record = record
+        self._recorded: dict[tuple[int, int], Recorded] = {}
+
+    def run(self, model: Decoder, batch: ForwardBatch) -> torch.Tensor:
+        num_rows = len(batch.tokens_T)
+        if not _is_decode(batch):
+            return model(batch)
+        length = batch.attention[0].slots_BL.shape[1]
+        key = (_power_of_two(num_rows), max(SMALLEST_LENGTH, _power_of_two(length)))
+        if key not in self._recorded:
+            inputs = _padded(batch, *key)
+            self._recorded[key] = Recorded(inputs, self._record(lambda: model(inputs)))
+        recorded = self._recorded[key]
+        recorded.load(batch)
+        return recorded.replay()[:num_rows]
+
+
+def record_graph(run: Callable[[], torch.Tensor]) -> Replayed:
+    """Records `run` into a CUDA graph, after a warm-up on a stream of its own as torch asks for."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return result
+
+    return replay
+
+
+def _is_decode(batch: ForwardBatch) -> bool:
+    num_rows = len(batch.tokens_T)
+    if len(batch.attention) != 1 or len(batch.logit_rows_L) != num_rows:
+        return False
+    return bool(batch.attention[0].rows_BC.shape == (num_rows, 1))
+
+
+def _padded(batch: ForwardBatch, num_rows: int, length: int) -> ForwardBatch:
+    """Inputs of a recorded shape, on the device of the batch: all rows padded."""
+    device = batch.tokens_T.device
+    rows = torch.arange(num_rows, device=device)
+    mask = torch.zeros(num_rows, 1, 1, length, dtype=torch.bool, device=device)
+    mask[..., 0] = True
+    attention = Batch(
+        rows_BC=rows[:, None],
+        valid_BC=None,
+        slots_BL=torch.zeros(num_rows, length, dtype=torch.int64, device=device),
+        mask_B1CL=mask,
+    )
+    return ForwardBatch(
+        tokens_T=torch.zeros_like(rows),
+        turn_TD=torch.zeros(num_rows, *batch.turn_TD.shape[1:], device=device),
+        write_slots_T=torch.zeros_like(rows),
+        logit_rows_L=rows,
+        attention=[attention],
+        keys=batch.keys,
+        values=batch.values,
+    )
+
+
+def _put(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Writes `source` into the leading corner of `target`; the rest becomes zero."""
+    target.zero_()
+    corner = target
+    for dim, size in enumerate(source.shape):
+        corner = corner.narrow(dim, 0, size)
+    corner.copy_(source)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,147 @@
+"""Sizes of the engine from the memory there is: the model's length, KV pages, and whether two layouts fit.
+
+Called by `engine.startup` between declaring a model and loading it. Invariant: what is planned here is what
+is allocated later, so that our own sizing never meets the out-of-memory killer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from firstlight.base.config import EngineSection
+from firstlight.base.errors import ResourceError, UsageError
+from firstlight.facts.description import ModelDescription
+from firstlight.facts.memory import BudgetRequest, MemoryBudget, compute_budget, kv_bytes_per_token
+from firstlight.models.declare import Declaration
+from firstlight.ops.contract import AttentionShape, Backend, MatrixKind
+
+# Without --kv-memory: this much KV, or one sequence of the full length, whichever is more. A model server on
+# a laptop should not fill its memory with old prefixes.
+DEFAULT_KV_BYTES = 384 * 2**20
+SMALLEST_MODEL_LEN = 512
+# A second layout of the weights is allowed if they take no more than this share of what may be planned for.
+SECOND_LAYOUT_SHARE = 0.3
+# Sparse attention keeps a column index and a mask value for each score of a step.
+BYTES_PER_SCORE = 12
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The resolved section, the number of pages with the null page, and the lines of the report."""
+
+    section: EngineSection
+    num_pages: int
+    notes: tuple[str, ...]
+
+
+def allows_two_layouts(kinds: Sequence[MatrixKind], available_bytes: int, section: EngineSection) -> bool:
+    """Whether memory is plentiful enough for one layout for few rows and another for many."""
+    one_layout_bytes = sum(kind.shape[0] * kind.shape[1] * 2 for kind in kinds)
+    return one_layout_bytes <= SECOND_LAYOUT_SHARE * section.memory_fraction * available_bytes
+
+
+def resolve_sizes(
+    section: EngineSection,
+    description: ModelDescription,
+    declare: Declaration,
+    kinds: Sequence[MatrixKind],
+    shape: AttentionShape,
+    available_bytes: int,
+) -> Sizes:
+    """Fills in the zeros of the section. Raises `ResourceError` or `UsageError` with the remedy."""
+    section = _with_step_sizes(section)
+    model_len = section.max_model_len or description.max_position
+    if model_len > description.max_position:
+        raise UsageError(
+            f"--max-model-len {model_len} is more than the model's {description.max_position} positions",
+            f"Use {description.max_position} or less.",
+        )
+    request = _request(section, description, declare, kinds, shape, available_bytes)
+    notes: list[str] = []
+    budget, model_len = _fit(request, model_len, section, notes)
+    section = replace(section, max_model_len=model_len)
+    return Sizes(section, budget.num_pages + 1, tuple(notes + budget.explain()))
+
+
+def _with_step_sizes(section: EngineSection) -> EngineSection:
+    if section.max_batched_tokens < section.max_num_seqs:
+        raise UsageError(
+            f"--max-batched-tokens {section.max_batched_tokens} is less than --max-num-seqs "
+            f"{section.max_num_seqs}: each running sequence needs a token in every step",
+            "Raise the first or lower the second.",
+        )
+    return section
+
+
+def _fit(
+    request: BudgetRequest, model_len: int, section: EngineSection, notes: list[str]
+) -> tuple[MemoryBudget, int]:
+    """The budget for a length of `model_len`, halved while it does not fit, unless the user set it."""
+    default_tokens = DEFAULT_KV_BYTES // request.page_bytes * section.page_size_tokens
+    wanted = model_len
+    while True:
+        try:
+            budget = compute_budget(
+                replace_request(request, min_tokens=model_len, max_tokens=max(model_len, default_tokens))
+            )
+        except ResourceError:
+            if section.max_model_len or model_len // 2 < SMALLEST_MODEL_LEN:
+                raise
+            model_len //= 2
+            continue
+        if model_len < wanted:
+            notes.append(
+                f"max_model_len {model_len} instead of the model's {wanted}: memory does not suffice"
+            )
+        return budget, model_len
+
+
+def replace_request(request: BudgetRequest, *, min_tokens: int, max_tokens: int) -> BudgetRequest:
+    """The same request for other numbers of tokens."""
+    values = {name: getattr(request, name) for name in BudgetRequest.__dataclass_fields__}
+    return BudgetRequest(**(values | {"min_tokens": min_tokens, "max_tokens": max_tokens}))
+
+
+def _request(
+    section: EngineSection,
+    description: ModelDescription,
+    declare: Declaration,
+    kinds: Sequence[MatrixKind],
+    shape: AttentionShape,
+    available_bytes: int,
+) -> BudgetRequest:
+    ops = declare.ops
+    value_bytes = ops.kv_dtype.itemsize
+    token_bytes = kv_bytes_per_token(description, value_bytes, shape.num_kv_heads)
+    weight_bytes = sum(ops.resident_bytes(kind) for kind in kinds) + _embedding_bytes(description)
+    return BudgetRequest(
+        available_bytes=available_bytes,
+        fraction=section.memory_fraction,
+        weight_bytes=weight_bytes,
+        workspace_bytes=_workspace_bytes(section, description, ops, kinds),
+        page_bytes=token_bytes * section.page_size_tokens,
+        page_size_tokens=section.page_size_tokens,
+        min_tokens=0,
+        max_tokens=0,
+        kv_memory_bytes=section.kv_memory_bytes,
+        num_ranks=declare.group.size if ops.device.type == "cpu" else 1,
+    )
+
+
+def _embedding_bytes(description: ModelDescription) -> int:
+    return description.vocab_size * description.hidden_size * 2
+
+
+def _workspace_bytes(
+    section: EngineSection, description: ModelDescription, ops: Backend, kinds: Sequence[MatrixKind]
+) -> int:
+    """The largest step: activations, logits and their copies; and while loading, one matrix in float32."""
+    width = 8 * description.hidden_size + 3 * description.intermediate_size
+    activations = section.max_batched_tokens * width * 4
+    logits = 4 * section.max_num_seqs * description.vocab_size * 4
+    scores = section.max_batched_tokens * description.num_heads * 1024 * BYTES_PER_SCORE
+    loading = 2 * max(kind.shape[0] * kind.shape[1] for kind in kinds) * 4
+    return max(activations + logits + scores, loading)

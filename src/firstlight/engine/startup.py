@@ -1,0 +1,191 @@
+"""The one file that orders the phases of a start: from a configuration to a model that has made a token.
+
+Called by `engine.rank` in every rank, and by `firstlight.llm`. Reports each phase as it is entered, with
+bytes resident while weights arrive. Invariant: `start` returns only after a token went through the real path.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from firstlight.base.config import EngineSection, ModelSection
+from firstlight.base.errors import EngineError, UnsupportedError
+from firstlight.engine.core import EngineCore, Execute
+from firstlight.engine.cuda_replay import CudaGraphReplay, record_graph
+from firstlight.engine.kv import KVPool
+from firstlight.engine.messages import Submit
+from firstlight.engine.params import SamplingParams
+from firstlight.engine.replay import EagerReplay, Replay
+from firstlight.engine.runner import ModelRunner, PageTables
+from firstlight.engine.scheduler import Scheduler
+from firstlight.engine.sizes import Sizes, allows_two_layouts, resolve_sizes
+from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
+from firstlight.facts.machine import inspect_machine
+from firstlight.loading.reader import LoadReport, read_tensors
+from firstlight.models.declare import Declaration
+from firstlight.models.decoder import Decoder
+from firstlight.models.layers.attention import attention_shape
+from firstlight.models.layers.rotary import turn_table
+from firstlight.models.registry import find
+from firstlight.ops.collectives import Group
+from firstlight.ops.contract import Backend
+from firstlight.ops.cpu.backend import CpuBackend
+from firstlight.ops.reference import ReferenceBackend
+
+
+class Report(Protocol):
+    """Where progress goes: `base.phases.ProgressWriter.report`, a progress bar, or nothing."""
+
+    def __call__(
+        self, phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = ""
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class Started:
+    """A rank that is ready to run plans. `report` is the start-up report."""
+
+    runner: ModelRunner
+    section: EngineSection  # resolved: no zeros
+    num_pages: int
+    checkpoint: Checkpoint
+    report: dict[str, Any]
+
+    def core(self, execute: Execute) -> EngineCore:
+        """The engine of rank 0 over `execute`, which runs a plan on all ranks."""
+        end_ids = self.checkpoint.description.eos_token_ids
+        return EngineCore(Scheduler(self.section, self.num_pages, end_ids), execute)
+
+
+def start(model: ModelSection, section: EngineSection, group: Group, report: Report) -> Started:
+    """Opens, declares, sizes, loads. Raises `FirstlightError`s that say what to do."""
+    started_s = time.monotonic()
+    report("device")
+    num_threads = _set_threads(section, group)
+    ops = pick_backend(section.device, model.dtype, group.rank)
+    report("build")
+    checkpoint = open_checkpoint(model.path)
+    description = checkpoint.description
+    declare = Declaration(ops, group)
+    decoder = find(description.architecture)(declare, description)
+    kinds = declare.kinds(checkpoint)
+    available_bytes = _available_bytes(ops)
+    report("prepare", detail="measuring layouts")
+    ops.prepare(list(dict.fromkeys(kinds)), two_copies=allows_two_layouts(kinds, available_bytes, section))
+    shape = attention_shape(description, group.rank, group.size)
+    sizes = resolve_sizes(section, description, declare, kinds, shape, available_bytes)
+    # Ranks may see different amounts of free memory; the plan is made for the smallest pool.
+    num_pages = group.agree_on_least("pages", sizes.num_pages)
+    loaded = _load(checkpoint, declare, report)
+    report("kv", detail=f"{num_pages} pages")
+    pool = KVPool(
+        description.num_layers,
+        num_pages * section.page_size_tokens,
+        (shape.num_kv_heads, shape.head_size),
+        ops.kv_dtype,
+        ops.device,
+    )
+    runner = _runner(decoder, ops, pool, sizes.section, shape)
+    summary = _summary(checkpoint, ops, sizes, loaded)
+    summary |= {"threads": num_threads, "start_s": round(time.monotonic() - started_s, 3)}
+    return Started(runner, sizes.section, num_pages, checkpoint, summary)
+
+
+def self_test(core: EngineCore) -> None:
+    """Makes one token through scheduler, model and sampler. Raises `EngineError` if none comes."""
+    core.handle(Submit("self-test", [0, 1], SamplingParams(temperature=0.0, max_tokens=1, seed=0)))
+    for _ in range(4):
+        outputs = core.step()
+        finished = [o for o in outputs.outputs if o.finish_reason] if outputs is not None else []
+        if finished and finished[0].error is None and finished[0].token_ids:
+            core.scheduler.prefix.clear()
+            return
+        if finished:
+            raise EngineError(f"the self-test failed: {finished[0].error or finished[0].finish_reason}")
+    raise EngineError("the self-test gave no token in 4 steps")
+
+
+def pick_backend(device: str, dtype: str, rank: int) -> Backend:
+    """The operators for a device and a `--dtype`, with the reason."""
+    if dtype not in ("auto", "float32"):
+        raise UnsupportedError(f"--dtype {dtype} is not supported", "Use auto or float32.")
+    if device == "cpu":
+        if dtype == "float32":
+            return ReferenceBackend("--dtype float32: the reference, which rounds nothing")
+        return CpuBackend("--device cpu: stock PyTorch operators, chosen by measurement")
+    if device == "cuda":
+        from firstlight.ops.cuda.backend import CudaBackend
+
+        return CudaBackend.open(dtype, rank)
+    raise UnsupportedError(f"--device {device} is not supported", "Use cpu or cuda.")
+
+
+def _load(checkpoint: Checkpoint, declare: Declaration, report: Report) -> LoadReport:
+    loaded = read_tensors(
+        checkpoint,
+        declare.wanted,
+        declare.deliver,
+        _throttled(lambda done, total: report("weights", done, total, "bytes")),
+    )
+    declare.finish()
+    return loaded
+
+
+def _throttled(report: Callable[[int, int], None], interval_s: float = 0.1) -> Callable[[int, int], None]:
+    """At most ten reports a second, and always the last one."""
+    last_s = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if done == total or now_s - last_s >= interval_s:
+            last_s = now_s
+            report(done, total)
+
+    return progress
+
+
+def _runner(decoder: Decoder, ops: Backend, pool: KVPool, section: EngineSection, shape: Any) -> ModelRunner:
+    max_pages = -(-section.max_model_len // section.page_size_tokens)
+    tables = PageTables(section.max_num_seqs, max_pages, section.page_size_tokens)
+    turns = turn_table(decoder.description, section.max_model_len, ops.device)
+    replay: Replay = CudaGraphReplay(record_graph) if ops.device.type == "cuda" else EagerReplay()
+    return ModelRunner(decoder, ops, pool, turns, shape, tables, replay)
+
+
+def _set_threads(section: EngineSection, group: Group) -> int:
+    cores = inspect_machine(with_gpus=False).num_usable_cores
+    num_threads = section.threads or max(1, cores // group.size)
+    torch.set_num_threads(num_threads)
+    return num_threads
+
+
+def _available_bytes(ops: Backend) -> int:
+    if ops.device.type == "cuda":
+        return int(torch.cuda.mem_get_info(ops.device)[0])
+    return inspect_machine(with_gpus=False).memory_available_bytes
+
+
+def _summary(checkpoint: Checkpoint, ops: Backend, sizes: Sizes, loaded: LoadReport) -> dict[str, Any]:
+    description = checkpoint.description
+    return {
+        "model": checkpoint.path,
+        "architecture": description.architecture,
+        "formats": checkpoint.formats,
+        "backend": f"{ops.name} ({ops.reason})",
+        "row_invariant": ops.row_invariant,
+        "kv_dtype": str(ops.kv_dtype).removeprefix("torch."),
+        "layouts": ops.layout_notes(),
+        "memory": list(sizes.notes),
+        "max_model_len": sizes.section.max_model_len,
+        "max_num_seqs": sizes.section.max_num_seqs,
+        "max_batched_tokens": sizes.section.max_batched_tokens,
+        "kv_tokens": (sizes.num_pages - 1) * sizes.section.page_size_tokens,
+        "weights_read_bytes": loaded.read_bytes,
+        "weights_s": round(loaded.seconds, 3),
+    }
