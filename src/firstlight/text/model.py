@@ -1,0 +1,138 @@
+"""The text side of a model: tokenizer, special tokens and chat template, from a GGUF file or a folder.
+
+Made once by the api process, by `LLM` and by `firstlight convert`. Invariant: it is immutable after `load`
+and may be used from several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from firstlight.base.errors import RequestError, UsageError
+from firstlight.facts.gguf_header import read_gguf
+from firstlight.facts.gguf_tokenizer import chat_template, tokenizer_config
+from firstlight.text import folder
+from firstlight.text.detokenizer import StreamDecoder
+from firstlight.text.gguf_tokenizer import build_tokenizer
+from firstlight.text.template import ChatTemplate
+from firstlight.text.vocabulary import Vocabulary
+
+# What a client's chat_template_kwargs may not set: they have fields of their own.
+RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+
+
+class TextModel:
+    """Text to token ids and back, and conversations to prompts."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, special_tokens: Mapping[str, str], template: str | None, where: str
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._special_tokens = dict(special_tokens)
+        self._template = ChatTemplate(template, where) if template is not None else None
+        self._vocabulary = Vocabulary(tokenizer, where)
+        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.bos_token_id = self._special_id("bos_token")
+        self.eos_token_id = self._special_id("eos_token")
+
+    @classmethod
+    def load(cls, path: str | Path, chat_template_file: str | Path | None = None) -> TextModel:
+        """Reads a GGUF file or a Hugging Face folder; `chat_template_file` replaces the model's template."""
+        path = Path(path)
+        template: str | None
+        if path.is_dir():
+            config = folder.read_config(path)
+            tokenizer, specials = folder.read_tokenizer(path), folder.special_tokens(config)
+            template = folder.read_template(path, config)
+        else:
+            header = read_gguf(path)
+            tokenizer = build_tokenizer(header.metadata, str(path))
+            specials = folder.special_tokens(tokenizer_config(header, max_position=0))
+            template = chat_template(header)
+        where = str(path)
+        if chat_template_file is not None:
+            where = str(chat_template_file)
+            if not Path(where).is_file():
+                raise UsageError(
+                    f"The chat template {where} does not exist.", "Give the path of a Jinja file."
+                )
+            template = folder.read_template_file(Path(where))
+        return cls(tokenizer, specials, template, where)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self._template is not None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template."""
+        return self._template.source if self._template else None
+
+    def tokenizer_json(self) -> str:
+        """The content of a tokenizer.json that makes this tokenizer again."""
+        text: str = self._tokenizer.to_str(pretty=False)
+        return text
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; `add_special_tokens` puts what the model wants around it."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of several texts, by several threads."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence. Ids that the tokenizer does not know add nothing."""
+        stream = self.stream(skip_special_tokens=skip_special_tokens)
+        return stream.push(token_ids) + stream.flush()
+
+    def stream(self, *, skip_special_tokens: bool = True, after_text: bool = False) -> StreamDecoder:
+        """A decoder for one sequence, token by token."""
+        return StreamDecoder(self._vocabulary, skip_special_tokens=skip_special_tokens, after_text=after_text)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token adds to the text; they need not be whole characters."""
+        return self._vocabulary.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """A token on its own, for people: unfinished characters are replaced."""
+        return self._vocabulary.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation. Raises `RequestError` when it cannot be rendered."""
+        if self._template is None:
+            raise RequestError(
+                "This model has no chat template; use /v1/completions, or start the server with "
+                "--chat-template FILE.",
+                code="no_chat_template",
+            )
+        for name in kwargs or ():
+            if name in RESERVED_VARIABLES or name.startswith("_"):
+                raise RequestError(
+                    f"chat_template_kwargs must not set {name!r}; leave it out.", param="chat_template_kwargs"
+                )
+        return self._template.render(
+            messages,
+            {**self._special_tokens, **(kwargs or {})},
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+
+    def _special_id(self, role: str) -> int | None:
+        text = self._special_tokens.get(role)
+        index: int | None = self._tokenizer.token_to_id(text) if text is not None else None
+        return index
