@@ -47,7 +47,7 @@ def resolve_model(model: str | None, notify: Notify | None = None) -> Path:
     if model is None:
         return _default_model(say)
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         return path.absolute()
     if model.startswith((".", "/", "~")):
         raise ModelFileError(f"{model} does not exist.", f"Check the path. {_NEED_MODEL}")
@@ -56,7 +56,8 @@ def resolve_model(model: str | None, notify: Notify | None = None) -> Path:
     if match := _HUB_ID.fullmatch(model):
         return _from_hub(match[1], match[2], None, say)
     raise ModelFileError(
-        f"{model} is neither an existing file or folder nor a hub id (org/name).", f"Check it. {_NEED_MODEL}"
+        f"{model!r} is neither an existing file or folder nor a hub id (org/name).",
+        f"Check it. {_NEED_MODEL}",
     )
 
 
