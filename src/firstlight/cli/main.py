@@ -13,6 +13,7 @@ import typer
 from firstlight import __version__
 from firstlight.base.settings import ALL_SETTINGS, ENGINE_SETTINGS
 from firstlight.cli.chat import chat
+from firstlight.cli.convert import convert
 from firstlight.cli.env import env
 from firstlight.cli.options import add_command
 from firstlight.cli.serve import serve
@@ -45,6 +46,7 @@ def _root(
 
 add_command(app, serve, settings=ALL_SETTINGS)
 add_command(app, chat)
+add_command(app, convert)
 add_command(app, env, settings=ENGINE_SETTINGS)
 
 

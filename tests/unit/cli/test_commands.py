@@ -90,3 +90,15 @@ def test_env_as_json() -> None:
     shown = json.loads(runner.invoke(app, ["env", "--json"]).output)
     assert shown["firstlight"] == __version__
     assert {"device", "memory", "threads"} <= {use["name"] for use in shown["uses"]}
+
+
+def test_convert_refuses_an_existing_folder_before_it_loads_anything(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["convert", "model.gguf", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "exists already" in result.stderr
+
+
+def test_convert_names_what_is_not_there(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["convert", "./none.gguf", str(tmp_path / "new")])
+    assert result.exit_code == 3
+    assert "does not exist" in result.stderr
