@@ -133,15 +133,25 @@ class PrefixCache:
             assert idle == (page in self._idle), "the idle set disagrees with the reference counts"
 
     def _offer(self, node: Node) -> None:
-        if not node.children:
-            heapq.heappush(self._heap, (node.last_used, node.page, node))
+        if node.children:
+            return
+        heapq.heappush(self._heap, (node.last_used, node.page, node))
+        if len(self._heap) > 2 * len(self._idle) + 64:
+            # Every reuse leaves a stale entry behind; a pool that never runs short would never pop them.
+            self._heap = [entry for entry in self._heap if self._is_current(entry)]
+            heapq.heapify(self._heap)
+
+    def _is_current(self, entry: tuple[int, int, Node]) -> bool:
+        last_used, _, node = entry
+        filed = self._nodes.get(node.page) is node and node.last_used == last_used
+        return filed and not node.children and node.page in self._idle
 
     def _evict(self) -> bool:
         while self._heap:
-            last_used, _, node = heapq.heappop(self._heap)
-            current = self._nodes.get(node.page) is node and node.last_used == last_used
-            if not current or node.children or node.page not in self._idle:
+            entry = heapq.heappop(self._heap)
+            if not self._is_current(entry):
                 continue
+            node = entry[2]
             parent = node.parent
             assert parent is not None, "only cached nodes are offered for eviction"
             del parent.children[node.key]
