@@ -40,9 +40,9 @@ class Scheduler:
 
     def __init__(self, section: EngineSection, num_pages: int, end_ids: Iterable[int]) -> None:
         if section.max_batched_tokens < section.max_num_seqs:
-            raise ValueError(
-                "max_batched_tokens must be at least max_num_seqs: each decoding sequence needs one"
-            )
+            raise ValueError("max_batched_tokens is below max_num_seqs: a decoding sequence needs one each")
+        if (num_pages - 1) * section.page_size_tokens < section.max_model_len:
+            raise ValueError("a pool smaller than max_model_len: its longest sequence would wait for ever")
         self._section = section
         self._end_ids = frozenset(end_ids)
         self._memory = SequenceMemory(num_pages, section.page_size_tokens, prefix_cache=section.prefix_cache)
@@ -260,8 +260,6 @@ class Scheduler:
         self._planned = [sequence for sequence, _ in entries]
         changes = self._memory.take_changes()
         return StepPlan(self._stats.num_steps, slots, starts, counts, tokens, samples, changes)
-
-    # --- the end of a sequence ---
 
     def _retire(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
