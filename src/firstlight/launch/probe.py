@@ -7,7 +7,6 @@ Invariant: it gives up after a fraction of a second, so that the supervisor stay
 from __future__ import annotations
 
 import socket
-import ssl
 
 from firstlight.base.config import ServerSection
 
@@ -39,6 +38,8 @@ def _connect(server: ServerSection) -> socket.socket:
         plain = socket.create_connection((reachable_host(server.host), server.port), timeout=_TIMEOUT_S)
     if server.tls_cert is None:
         return plain
+    import ssl  # not needed by most servers
+
     context = ssl.create_default_context()
     context.check_hostname = False  # we know whom we asked: the port is ours
     context.verify_mode = ssl.CERT_NONE

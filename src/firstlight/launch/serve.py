@@ -23,6 +23,7 @@ from firstlight.launch.children import Children
 from firstlight.launch.commands import child_specs
 from firstlight.launch.console import Console
 from firstlight.launch.control import LaunchState
+from firstlight.launch.files import check_files
 from firstlight.launch.listen import bound_port, listen
 from firstlight.launch.run_directory import make_run_directory, remove_run_directory, write_api_keys
 from firstlight.launch.supervisor import supervise
@@ -48,6 +49,7 @@ def serve(
     """Serve until asked to stop; the exit code. Raises the errors that come before the first child."""
     clock = clock or SystemClock()
     console = Console(stream, clock.now_s(), order.resolved.engine.tensor_parallel, bool(order.api_keys))
+    check_files(order.resolved.model, order.resolved.server)
     listener = listen(order.resolved.server)
     try:
         server = msgspec.structs.replace(order.resolved.server, port=bound_port(listener))
