@@ -60,6 +60,7 @@ class Fields:
         self.where = where
 
     def error(self, name: str, expected: str) -> ModelFileError:
+        """The error about a field that is missing or not as expected."""
         value = self.values.get(name)
         if value is None:
             return ModelFileError(f"{self.where}: the field {name} is missing.")
@@ -76,6 +77,7 @@ class Fields:
     def integer(
         self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_SIZE
     ) -> int:
+        """A whole number in a range; a float counts where it is whole."""
         value = self._optional(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -84,6 +86,7 @@ class Fields:
         return value
 
     def number(self, name: str, default: float | None = None, *, above: float = 0.0) -> float:
+        """A finite number above a bound."""
         value = self._optional(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or value <= above:
@@ -91,12 +94,14 @@ class Fields:
         return float(value)
 
     def boolean(self, name: str, default: bool | None = None) -> bool:
+        """True or false, and nothing that merely looks so."""
         value = self._optional(name, default)
         if not isinstance(value, bool):
             raise self.error(name, "true or false")
         return value
 
     def string(self, name: str, default: str | None = None) -> str:
+        """A text."""
         value = self._optional(name, default)
         if not isinstance(value, str):
             raise self.error(name, "a string")

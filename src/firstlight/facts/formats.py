@@ -29,6 +29,7 @@ class BlockGeometry:
 
     @property
     def bits_per_value(self) -> float:
+        """Size of a value, its share of the scales included."""
         return 8 * self.block_bytes / self.block_values
 
 

@@ -93,6 +93,8 @@ def _refuse_unknown_arithmetic(fields: Fields, architecture: str) -> None:
     for suffix, neutral in _NEUTRAL_VALUES.items():
         key = f"{architecture}.{suffix}"
         value = fields.values.get(key)
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
         if value is not None and value != neutral:
             hint = "Mixtures of experts are not supported yet." if suffix == "expert_count" else ""
             raise UnsupportedError(f"{fields.where}: {key} = {value} is not supported.", hint)

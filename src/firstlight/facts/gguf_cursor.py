@@ -49,12 +49,14 @@ class Cursor:
             self.data += piece
 
     def take(self, layout: struct.Struct) -> Any:
+        """The next number, which is then behind us."""
         self.need(self.position + layout.size)
         value = layout.unpack_from(self.data, self.position)[0]
         self.position += layout.size
         return value
 
     def string(self, what: str, max_bytes: int = MAX_HEADER_BYTES) -> str:
+        """The next string; `what` names it in errors."""
         length = self.take(U64)
         if length > max_bytes:
             raise ModelFileError(f"{self.path}: {what} claims a length of {length} bytes.", DOWNLOAD_AGAIN)

@@ -56,6 +56,7 @@ class GgufFile:
 
     @property
     def architecture(self) -> str:
+        """The value of general.architecture; a `ModelFileError` if there is none."""
         value = self.metadata.get("general.architecture")
         if not isinstance(value, str):
             raise ModelFileError(

@@ -59,9 +59,11 @@ class MemoryBudget:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens that all pages hold together."""
         return self.num_pages * self.page_size_tokens
 
     def explain(self) -> list[str]:
+        """One line for each use of memory."""
         return [str(line) for line in self.lines]
 
 

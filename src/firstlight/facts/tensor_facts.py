@@ -42,6 +42,7 @@ class Checkpoint:
 
     @property
     def total_bytes(self) -> int:
+        """Bytes of all tensors in the files."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property

@@ -31,18 +31,22 @@ class Wanted:
 
     @classmethod
     def whole(cls, name: str, shape: tuple[int, ...]) -> Wanted:
+        """All of a tensor."""
         return cls(name, shape, (0, shape[0]), (0, shape[1] if len(shape) > 1 else 1))
 
     @classmethod
     def row_slice(cls, name: str, shape: tuple[int, ...], start: int, stop: int) -> Wanted:
+        """Some rows, or some values of a vector."""
         return cls(name, shape, (start, stop), (0, shape[1] if len(shape) > 1 else 1))
 
     @classmethod
     def column_slice(cls, name: str, shape: tuple[int, ...], start: int, stop: int) -> Wanted:
+        """Some columns of every row; whole blocks."""
         return cls(name, shape, (0, shape[0]), (start, stop))
 
     @property
     def slice_shape(self) -> tuple[int, ...]:
+        """The shape of the `Weight` that will be delivered."""
         rows = self.rows[1] - self.rows[0]
         return (rows,) if len(self.shape) == 1 else (rows, self.columns[1] - self.columns[0])
 
@@ -65,10 +69,12 @@ class Segment:
 
     @property
     def end(self) -> int:
+        """Where the bytes end in the file."""
         return self.offset + self.nbytes
 
     @property
     def resident_bytes(self) -> int:
+        """Bytes that are kept of what is read."""
         return self.num_rows * self.kept_bytes
 
 
@@ -81,6 +87,7 @@ class ReadPlan:
 
     @property
     def resident_bytes(self) -> int:
+        """Bytes that all deliveries hold together."""
         return sum(segment.resident_bytes for segment in self.segments)
 
 

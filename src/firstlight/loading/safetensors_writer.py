@@ -46,6 +46,7 @@ class SafetensorsWriter:
 
     @staticmethod
     def total_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
+        """Bytes of the tensors alone."""
         return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
 
     def write(self, name: str, values: torch.Tensor) -> None:

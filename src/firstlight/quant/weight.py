@@ -25,10 +25,12 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the raw blocks."""
         return self.raw.numel()
 
     @property
     def num_values(self) -> int:
+        """Values the blocks stand for."""
         return math.prod(self.shape)
 
 
@@ -48,7 +50,9 @@ class WeightFormat(Protocol):
     """What the bytes of one format mean."""
 
     @property
-    def geometry(self) -> BlockGeometry: ...
+    def geometry(self) -> BlockGeometry:
+        """Sizes of its blocks."""
+        ...
 
     def dequantize(self, weight: Weight) -> torch.Tensor:
         """The exact values, float32 in the weight's shape; a new tensor."""

@@ -134,6 +134,7 @@ REFUSED: dict[str, Edit] = {
     "llama.rope.scaling.type": lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN),
     "llama.rope.scaling.attn_factor": lambda writer: writer.add_rope_scaling_attn_factors(1.2),
     "llama.attention.causal": lambda writer: writer.add_causal_attention(False),
+    "llama.attention.sliding_window_pattern": lambda writer: writer.add_sliding_window_pattern([True, False]),
     "llama.logit_scale": lambda writer: writer.add_logit_scale(0.5),
 }
 
