@@ -52,9 +52,9 @@ def convert(options: ConvertOptions) -> None:
       firstlight convert model.gguf folder
       firstlight convert default smollm2 --dtype f32
     """
-    from firstlight.facts.gguf_header import read_gguf
     from firstlight.facts.memory import format_bytes
     from firstlight.facts.sources import resolve_model
+    from firstlight.text.model import TextModel
 
     if options.target.exists():  # before a download, and before torch is loaded
         raise UsageError(f"{options.target} exists already.", "Give a new folder, or remove this one first.")
@@ -62,15 +62,11 @@ def convert(options: ConvertOptions) -> None:
     path = resolve_model(asked, notify=lambda text: print(text, file=sys.stderr))
     if path.is_dir():
         raise UsageError(f"{path} is a folder already; only GGUF files are converted.")
-    header = read_gguf(path)
+    tokenizer_json = TextModel.load(path).tokenizer_json()
 
-    from firstlight.loading.convert import convert_gguf
-    from firstlight.text.gguf_tokenizer import build_tokenizer
+    from firstlight.loading.convert import convert_gguf  # loads torch
 
-    tokenizer = build_tokenizer(header.metadata, str(path))
-    report = convert_gguf(
-        path, options.target, tokenizer.to_str(pretty=True), dtype=options.dtype, progress=_progress()
-    )
+    report = convert_gguf(path, options.target, tokenizer_json, dtype=options.dtype, progress=_progress())
     print(f"{report.folder}: {report.num_tensors} tensors, {format_bytes(report.weight_bytes)}")
     for name in report.files:
         print(f"  {name}")

@@ -1,0 +1,172 @@
+"""`firstlight serve` from outside: starts, refusals, stops, and what is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from support.serving import RunningServer, write_chat_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@contextlib.contextmanager
+def starting(model: Path | str, *flags: str) -> Iterator[RunningServer]:
+    """A server that is not waited for."""
+    server = RunningServer(model, *flags)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def children_of(server: RunningServer) -> list[psutil.Process]:
+    return psutil.Process(server.pid).children(recursive=True)
+
+
+def assert_all_end(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=15)
+    assert alive == []
+
+
+def test_a_life_with_a_request_and_a_graceful_stop(model: Path) -> None:
+    with RunningServer(model) as server:
+        children = children_of(server)
+        assert len(children) == 2
+        models = httpx.get(f"{server.url}/v1/models").json()
+        assert [entry["id"] for entry in models["data"]] == ["tiny"]
+        assert server.stop() == 0
+    assert_all_end(children)
+    assert server.lines[-1] == "stopped."
+
+
+def test_the_printed_command_works(model: Path) -> None:
+    with RunningServer(model, "--max-model-len", "128") as server:
+        first = next(number for number, line in enumerate(server.lines) if line.startswith("  curl"))
+        deadline = time.monotonic() + 10
+        while len(server.lines) < first + 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        command = "\n".join(server.lines[first : first + 3])
+        shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert json.loads(shown)["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_it_listens_long_before_it_is_ready_and_says_where_it_is(model: Path) -> None:
+    with starting(model) as server:
+        url = server.url
+        assert time.monotonic() - server.started_s < 3
+        answer = httpx.get(f"{url}/v1/models", timeout=60)
+        assert answer.status_code in (200, 503)
+        if answer.status_code == 503:
+            assert "retry-after" in answer.headers
+            assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_starting_leaves_nothing(model: Path, number: int) -> None:
+    with starting(model) as server:
+        server.wait_for("listening on")
+        deadline = time.monotonic() + 10
+        while len(children_of(server)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        children = children_of(server)
+        assert server.stop(number) == 0
+    assert_all_end(children)
+
+
+def test_children_die_with_a_launcher_that_was_killed(model: Path) -> None:
+    with RunningServer(model) as server:
+        children = children_of(server)
+        os.kill(server.pid, signal.SIGKILL)
+        assert_all_end(children)
+
+
+def test_a_rank_that_is_killed_ends_the_run_with_its_name(model: Path) -> None:
+    with RunningServer(model) as server:
+        rank = next(child for child in children_of(server) if "firstlight.engine.rank" in child.cmdline())
+        rank.kill()
+        assert server.wait() == 6
+    assert any("rank 0 was ended by SIGKILL" in line for line in server.lines)
+
+
+def test_a_unix_socket(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "public.sock"
+    with RunningServer(model, "--uds", str(path)), httpx.Client(
+        transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost"
+    ) as client:
+        assert client.get("/health").status_code == 200
+    assert not path.exists()
+
+
+def refused(*arguments: str) -> tuple[int, str]:
+    """Exit code and message of a server that cannot start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "firstlight", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def test_a_port_that_is_taken(model: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        code, message = refused(str(model), "--port", str(holder.getsockname()[1]))
+    assert code == 5
+    assert "the port is taken" in message
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a model")
+    pickle = tmp_path / "pytorch_model.bin"
+    pickle.write_bytes(b"\x80\x02}q\x00.")
+    for path in (text, pickle, tmp_path / "missing.gguf", tmp_path):
+        code, message = refused(str(path), "--port", "0")
+        assert code == 3, message
+        assert "what to do:" in message
+
+
+def test_a_model_that_was_cut_short(model: Path, tmp_path: Path) -> None:
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    code, message = refused(str(tmp_path), "--port", "0")
+    assert code == 3
+    assert "model.safetensors" in message
+
+
+def test_an_architecture_that_is_not_supported(model: Path, tmp_path: Path) -> None:
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "strange"}))
+    code, message = refused(str(tmp_path), "--port", "0")
+    assert code == 4
+    assert "strange" in message
+
+
+def test_too_little_memory_says_how_much_is_needed(model: Path) -> None:
+    code, message = refused(str(model), "--port", "0", "--kv-memory", "1000T")
+    assert code == 5, message
+    assert "what to do:" in message
