@@ -67,7 +67,12 @@ class Children:
         self._wake_write.setblocking(False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._previous_fd = signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
-        self._previous: dict[int, Any] = {n: signal.signal(n, self._on_signal) for n in _STOP_SIGNALS}
+        self._previous: dict[int, Any] = {
+            number: signal.signal(number, self._on_signal)
+            for number in _STOP_SIGNALS
+            # `nohup firstlight serve &` ignores the hang-up of its terminal, and it shall stay so.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        }
         try:
             for spec in self._specs:
                 child = self._start(spec)

@@ -180,3 +180,17 @@ def test_a_flood_of_output_stops_nobody(tmp_path: Path) -> None:
     assert end.death is not None
     assert end.death.cause.code == 7
     assert len(end.death.last_lines) == 200
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = Run(tmp_path, debug=True)
+        run.when("rank 0: up", lambda: os.kill(os.getpid(), signal.SIGHUP))
+        script = "import time\nprint('up', flush=True)\ntime.sleep(0.3)\nraise SystemExit(9)"
+        end = run.follow(spec("rank-0", script, tmp_path))
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert end.death is not None
+    assert end.death.cause.code == 9
