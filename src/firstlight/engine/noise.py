@@ -23,14 +23,19 @@ def stream_key(seed: int, position: int) -> tuple[int, int]:
 
 def gumbel(keys: list[tuple[int, int]], token_ids: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float32 [S, C], for S keys and the token ids [C] or [S, C]."""
-    low = torch.tensor([_signed(key[0]) for key in keys], dtype=torch.int32, device=token_ids.device)[:, None]
-    high = torch.tensor([_signed(key[1]) for key in keys], dtype=torch.int32, device=token_ids.device)[
-        :, None
-    ]
-    bits = _mix(_mix(token_ids.to(torch.int32) ^ low) ^ high)
-    # 24 bits, in the middle of their interval: never 0 and never 1.
-    uniform = ((bits >> 8) & 0xFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-24)
-    return uniform.log_().neg_().log_().neg_()
+    device = token_ids.device
+    low, high = torch.tensor([[_signed(word) for word in key] for key in keys], dtype=torch.int32).unbind(1)
+    bits = _mix(token_ids.to(torch.int32) ^ low.to(device)[:, None])
+    return gumbel_of_bits(_mix(bits ^ high.to(device)[:, None]))
+
+
+def gumbel_of_bits(bits: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel values of uniform 32-bit words (int32; the sign bit is not used); always finite."""
+    uniform = (bits & 0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31)
+    # The exponential variable is made from 1 - uniform: so its small values, which win, have all 31 bits.
+    # Rounding may have made a 1, which would be an infinite exponential.
+    exponential = uniform.clamp_(max=1.0 - 2.0**-24).neg_().log1p_().neg_()
+    return exponential.log_().neg_()
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:

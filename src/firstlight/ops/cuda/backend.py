@@ -1,8 +1,8 @@
 """Operators for one CUDA device, of stock PyTorch: bfloat16 weights and KV, scaled_dot_product_attention.
 
-Picked by `--device cuda`. The same models and the same engine run on it as on a CPU. With `--dtype float32` it
-keeps everything in float32. Written so that its arithmetic also runs on a CPU device, where tests compare it
-with the reference.
+Picked by `--device cuda`. The same models and the same engine run on it as on a CPU. With `--dtype float32`
+it keeps everything in float32. Written so that its arithmetic also runs on a CPU device, where tests compare
+it with the reference.
 """
 
 from __future__ import annotations

@@ -1,0 +1,237 @@
+"""The offline `LLM`: engine in process plus text, for scripts and batch jobs. No server, no sockets.
+
+`firstlight run` uses it, and so may anyone: `from firstlight import LLM`. Requests of one call are batched
+continuously, with a progress bar. Invariant: results come back in the order of the prompts.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from firstlight.base.config import EngineSection, ModelSection
+from firstlight.base.errors import EngineError, RequestError, UsageError
+from firstlight.engine.core import EngineCore
+from firstlight.engine.messages import FINISH_STOP, Abort, SequenceOutput, Submit, TokenLogprobs
+from firstlight.engine.params import SamplingParams
+from firstlight.engine.startup import self_test, start
+from firstlight.facts.sources import resolve_model
+from firstlight.ops.collectives import Group
+from firstlight.text.detokenizer import StreamDecoder
+from firstlight.text.model import TextModel
+from firstlight.text.stops import StopMatcher
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+@dataclass
+class Completion:
+    """What came of one prompt. `finish_reason` is "stop" or "length"."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_cached_tokens: int = 0
+
+
+class LLM:
+    """A model in this process.
+
+    `model` is a GGUF file, a Hugging Face folder, a hub id, or None for the embedded default. `engine` takes
+    the fields of `base.config.EngineSection`: max_model_len, kv_memory_bytes, threads, device, … Raises
+    `FirstlightError`s that say what to do.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        dtype: str = "auto",
+        chat_template: str | None = None,
+        progress: bool = True,
+        **engine: Any,
+    ) -> None:
+        self._show_progress = progress
+        path = str(resolve_model(model))
+        section = _engine_section(engine)
+        self.text = TextModel.load(path, chat_template)
+        with _progress("loading", "bytes", shown=progress) as bar:
+            started = start(
+                ModelSection(path=path, served_names=(model or "default",), dtype=dtype),
+                section,
+                Group(),
+                lambda phase, done=0, total=0, unit="", detail="": bar(done, total) if total else None,
+            )
+        self.report = started.report
+        self._core: EngineCore = started.core(started.runner.run)
+        self_test(self._core)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """Continues each prompt (a text, or token ids). One `params` for all, or one each.
+
+        Raises `RequestError` for a prompt that cannot be answered, before anything runs.
+        """
+        batch = [prompts] if _is_single(prompts) else list(prompts)
+        token_lists = [self.text.encode(p, True) if isinstance(p, str) else list(p) for p in batch]
+        return self._run(token_lists, _params_for_each(params, len(batch)))
+
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template_kwargs: Any,
+    ) -> list[Completion]:
+        """Answers one conversation (a list of messages) or several, by the model's chat template."""
+        single = len(conversations) > 0 and isinstance(conversations[0], Mapping)
+        batch: list[Any] = [conversations] if single else list(conversations)
+        texts = [self.text.render_chat(messages, kwargs=template_kwargs) for messages in batch]
+        token_lists = [self.text.encode(text, False) for text in texts]
+        return self._run(token_lists, _params_for_each(params, len(batch)))
+
+    def _run(self, token_lists: list[list[int]], params: list[SamplingParams]) -> list[Completion]:
+        jobs = {
+            f"offline-{index}": _Job(self.text, tokens, one)
+            for index, (tokens, one) in enumerate(zip(token_lists, params, strict=True))
+        }
+        self._check(jobs)
+        for request_id, job in jobs.items():
+            self._core.handle(Submit(request_id, job.completion.prompt_token_ids, job.params))
+        num_done = 0
+        try:
+            with _progress("generating", "requests", shown=self._show_progress) as bar:
+                while num_done < len(jobs):
+                    outputs = self._core.step()
+                    assert outputs is not None, "the engine has work while requests are open"
+                    num_done += sum(self._take(jobs[output.request_id], output) for output in outputs.outputs)
+                    bar(num_done, len(jobs))
+        finally:
+            # After an interrupt nothing may keep its pages.
+            self._core.scheduler.abort_all()
+            self._core.scheduler.take_finished()
+        return [job.completion for job in jobs.values()]
+
+    def _check(self, jobs: Mapping[str, _Job]) -> None:
+        vocabulary = self.text.vocab_size
+        for job in jobs.values():
+            tokens = job.completion.prompt_token_ids
+            if not tokens:
+                raise RequestError("A prompt is empty; give it at least one token.", param="prompt")
+            if min(tokens) < 0 or max(tokens) >= vocabulary:
+                raise RequestError(f"Token ids must lie in [0, {vocabulary}).", param="prompt")
+            limit = self.report["max_model_len"]
+            if len(tokens) >= limit:
+                raise RequestError(
+                    f"A prompt has {len(tokens)} tokens, and at most {limit - 1} fit; shorten it or raise "
+                    "max_model_len.",
+                    param="prompt",
+                    code="context_length_exceeded",
+                )
+
+    def _take(self, job: _Job, output: SequenceOutput) -> bool:
+        """Adds an output to its job; True when the job is done."""
+        if job.done:
+            return False  # the echo of our own abort
+        if output.error is not None:
+            raise EngineError(f"the engine gave up a request: {output.error}")
+        if job.take(output):
+            self._core.handle(Abort([output.request_id]))
+        return job.done
+
+
+class _Job:
+    """One request on its way: detokenises and looks for stop strings."""
+
+    def __init__(self, text: TextModel, tokens: list[int], params: SamplingParams) -> None:
+        self.completion = Completion(tokens)
+        # The engine needs a seed; two unseeded requests must differ.
+        seed = secrets.randbits(62) if params.seed is None else params.seed
+        self.params = msgspec.structs.replace(params, seed=seed)
+        self.done = False
+        self._decoder: StreamDecoder = text.stream()
+        self._stops = StopMatcher(params.stop)
+
+    def take(self, output: SequenceOutput) -> bool:
+        """Adds tokens; True if a stop string ended the text, so that the engine must be told."""
+        completion = self.completion
+        completion.num_cached_tokens = output.num_cached_tokens
+        completion.token_ids += output.token_ids
+        completion.logprobs += output.logprobs or []
+        shown = output.token_ids[:-1] if output.stop_token_id is not None else output.token_ids
+        completion.text += self._stops.push(self._decoder.push(shown))
+        if self._stops.match is not None:
+            completion.finish_reason = FINISH_STOP
+            self.done = True
+            return output.finish_reason is None
+        if output.finish_reason is not None:
+            completion.finish_reason = output.finish_reason
+            completion.text += self._end()
+            self.done = True
+        return False
+
+    def _end(self) -> str:
+        tail = self._stops.push(self._decoder.flush())
+        return tail + (self._stops.flush() if self._stops.match is None else "")
+
+
+def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _params_for_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, num: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num
+    if len(params) != num:
+        raise UsageError(
+            f"{len(params)} sampling parameters for {num} prompts", "Give one for all, or one each."
+        )
+    return list(params)
+
+
+def _engine_section(options: Mapping[str, Any]) -> EngineSection:
+    known = set(EngineSection.__struct_fields__) - {"tensor_parallel"}
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        raise UsageError(
+            f"LLM takes no option {unknown[0]!r}", f"Known engine options: {', '.join(sorted(known))}."
+        )
+    return EngineSection(**options)
+
+
+@contextmanager
+def _progress(what: str, unit: str, *, shown: bool) -> Iterator[Any]:
+    """Yields `update(done, total)`, which draws a bar on stderr if `shown` and stderr is a terminal."""
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

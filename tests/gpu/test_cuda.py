@@ -1,0 +1,43 @@
+"""On a CUDA device: the same engine gives the reference's logits, and graphs give the eager tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from firstlight.engine.replay import EagerReplay
+from support.checkpoints import random_weights, tiny_description, write_hf_folder
+from support.engines import Harness, submit
+
+pytestmark = pytest.mark.gpu
+PROMPTS = {f"r{i}": [(7 * i + 3 * j) % 60 + 1 for j in range(5 + 9 * i)] for i in range(5)}
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral", "qwen2", "qwen3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    description = tiny_description(request.param)
+    return write_hf_folder(tmp_path_factory.mktemp("model"), description, random_weights(description))
+
+
+def test_float32_logits_equal_the_reference(model: Path) -> None:
+    reference, cuda = Harness(model), Harness(model, device="cuda")
+    tokens = PROMPTS["r4"]
+    expected = reference.logits_of(tokens)
+    torch.testing.assert_close(cuda.logits_of(tokens).cpu(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_graphs_give_the_eager_tokens(model: Path) -> None:
+    harness = Harness(model, device="cuda")
+    submits = [submit(name, prompt, max_tokens=24) for name, prompt in PROMPTS.items()]
+    replayed = harness.run(submits)
+    harness.started.runner._replay = EagerReplay()
+    harness.fresh()
+    eager = harness.run(submits)
+    assert {n: r.tokens for n, r in replayed.items()} == {n: r.tokens for n, r in eager.items()}
+
+
+def test_bfloat16_serves(model: Path) -> None:
+    results = Harness(model, dtype="auto", device="cuda").run([submit("r", PROMPTS["r2"], max_tokens=16)])
+    assert len(results["r"].tokens) == 16
