@@ -92,9 +92,11 @@ class LLM:
 
         Raises `RequestError` for a prompt that cannot be answered, before anything runs.
         """
-        batch = [prompts] if _is_single(prompts) else list(prompts)
-        token_lists = [self.text.encode(p, True) if isinstance(p, str) else list(p) for p in batch]
-        return self._run(token_lists, _params_for_each(params, len(batch)))
+        token_lists = [
+            self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            for prompt in _several(prompts)
+        ]
+        return self._run(token_lists, _params_for_each(params, len(token_lists)))
 
     def chat(
         self,
@@ -106,7 +108,7 @@ class LLM:
         single = len(conversations) > 0 and isinstance(conversations[0], Mapping)
         batch: list[Any] = [conversations] if single else list(conversations)
         texts = [self.text.render_chat(messages, kwargs=template_kwargs) for messages in batch]
-        token_lists = [self.text.encode(text, False) for text in texts]
+        token_lists = [self.text.encode(text, add_special_tokens=False) for text in texts]
         return self._run(token_lists, _params_for_each(params, len(batch)))
 
     def _run(self, token_lists: list[list[int]], params: list[SamplingParams]) -> list[Completion]:
@@ -194,8 +196,11 @@ class _Job:
         return tail + (self._stops.flush() if self._stops.match is None else "")
 
 
-def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    tokens = [item for item in prompts if isinstance(item, int)]
+    return [tokens] if tokens else [item for item in prompts if not isinstance(item, int)]
 
 
 def _params_for_each(
