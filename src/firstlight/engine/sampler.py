@@ -22,6 +22,8 @@ from firstlight.engine.request import NO_TOKEN, Sequence
 # Truncated sampling looks at this many best tokens first; only where they do not reach top-p, at all of them.
 # Fixed, so that a row's sums are made in the same order in every batch.
 NUM_CANDIDATES = 1024
+# Below it a quotient of logits would overflow float32 and lose its order; the draw is as good as greedy here.
+MIN_TEMPERATURE = 1e-6
 
 
 @dataclass
@@ -70,7 +72,9 @@ def adjust(logits_V: torch.Tensor, sequence: Sequence) -> None:
 def draw(logits_LV: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
     """A token for each row, by temperature, truncation and seeded Gumbel noise; int64 [L]."""
     device = logits_LV.device
-    temperatures = torch.tensor([s.params.temperature for s in sequences], device=device)
+    temperatures = torch.tensor(
+        [max(s.params.temperature, MIN_TEMPERATURE) for s in sequences], dtype=torch.float32, device=device
+    )
     scaled_LV = logits_LV / temperatures[:, None]
     keys = [stream_key(s.params.seed or 0, len(s.tokens)) for s in sequences]
     truncated = [_is_truncated(sequence) for sequence in sequences]
@@ -133,10 +137,11 @@ def _choose(
     top_p = torch.tensor([p.top_p for p in params], device=device)
     min_p = torch.tensor([p.min_p for p in params], device=device)
     kept = torch.arange(num, device=device) < top_k[:, None]
-    # Top-p counts probabilities among the top-k, as if renormalised.
-    among = values_LC.masked_fill(~kept, -torch.inf).logsumexp(-1)
-    total = torch.where(top_k < scaled_LV.shape[1], among, scaled_LV.logsumexp(-1))
-    shares = (values_LC - total[:, None]).exp()
+    # Top-p counts probabilities among the top-k, as if renormalised. By log_softmax, because logsumexp splits
+    # a long single row among threads: its bits would tell whether the row was alone.
+    among = values_LC.masked_fill(~kept, -torch.inf).log_softmax(-1)
+    overall = scaled_LV.log_softmax(-1).gather(1, ids_LC)
+    shares = torch.where((top_k < scaled_LV.shape[1])[:, None], among, overall).exp()
     before = shares.cumsum(-1) - shares
     kept &= (before < top_p[:, None]) & (shares >= min_p[:, None] * shares[:, :1])
     kept[:, 0] = True
