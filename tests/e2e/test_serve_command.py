@@ -106,9 +106,10 @@ def test_a_rank_that_is_killed_ends_the_run_with_its_name(model: Path) -> None:
 
 def test_a_unix_socket(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "public.sock"
-    with RunningServer(model, "--uds", str(path)), httpx.Client(
-        transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost"
-    ) as client:
+    with (
+        RunningServer(model, "--uds", str(path)),
+        httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client,
+    ):
         assert client.get("/health").status_code == 200
     assert not path.exists()
 

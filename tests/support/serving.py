@@ -18,13 +18,16 @@ import time
 from pathlib import Path
 from typing import Self
 
+import gguf
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from support.checkpoints import random_weights, tiny_description, write_hf_folder
+from support.checkpoints import random_weights, tiny_description, write_gguf, write_hf_folder
 
 READY_DEADLINE_S = 90.0
 STOP_DEADLINE_S = 30.0
 _SPECIAL = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
+_MERGE = ("Ġ", "Ġ")  # two spaces: a tokenizer without any merge is none to some readers
+_ALPHABET = (*sorted(pre_tokenizers.ByteLevel.alphabet()), "".join(_MERGE))
 _TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -50,11 +53,29 @@ def write_chat_model(folder: Path, architecture: str = "llama", max_position: in
     return folder
 
 
+def write_chat_gguf(path: Path, architecture: str = "llama", max_position: int = 512) -> Path:
+    """The same model as a GGUF file."""
+    tokens = [*_SPECIAL, *_ALPHABET]
+    description = tiny_description(
+        architecture, vocab_size=len(tokens), max_position=max_position, eos_token_ids=(2,)
+    )
+
+    def give_tokens(writer: gguf.GGUFWriter) -> None:
+        for key in ("tokens", "token_type", "merges"):
+            del writer.kv_data[0][f"tokenizer.ggml.{key}"]
+        del writer.kv_data[0]["tokenizer.chat_template"]
+        writer.add_token_list(tokens)
+        writer.add_token_types([3] * len(_SPECIAL) + [1] * len(_ALPHABET))
+        writer.add_token_merges([" ".join(_MERGE)])
+        writer.add_chat_template(_TEMPLATE)
+
+    return write_gguf(path, description, random_weights(description), edit=give_tokens)
+
+
 def _byte_tokenizer() -> Tokenizer:
     """One token for each byte, after the special ones: every text can be written."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate((*_SPECIAL, *alphabet))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    vocabulary = {token: number for number, token in enumerate((*_SPECIAL, *_ALPHABET))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[_MERGE]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in _SPECIAL])

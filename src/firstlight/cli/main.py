@@ -16,6 +16,7 @@ from firstlight.cli.chat import chat
 from firstlight.cli.convert import convert
 from firstlight.cli.env import env
 from firstlight.cli.options import add_command
+from firstlight.cli.run import RUN_SETTINGS, run
 from firstlight.cli.serve import serve
 
 app = typer.Typer(
@@ -46,6 +47,7 @@ def _root(
 
 add_command(app, serve, settings=ALL_SETTINGS)
 add_command(app, chat)
+add_command(app, run, settings=RUN_SETTINGS)
 add_command(app, convert)
 add_command(app, env, settings=ENGINE_SETTINGS)
 
