@@ -1,0 +1,164 @@
+"""A `firstlight serve` of our own as a benchmark's subject: started, watched from outside, ended.
+
+Used by the startup benchmark, the soak and the comparison with peers. Linux only, as it reads /proc.
+Invariant: leaving the `with` block ends the server and everything it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Self
+
+import msgspec
+
+from firstlight.base.environment import child_environment
+from firstlight.base.errors import EngineError
+from firstlight.base.phases import PROGRESS_FILE, ProgressLine
+
+_HOST = "127.0.0.1"
+_POLL_S = 0.01
+_LEAVE_S = 30.0
+_PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
+
+
+class ServerProcess:
+    """`arguments` are those of `firstlight serve`, without a port: a free one is chosen."""
+
+    def __init__(self, arguments: Sequence[str], variables: dict[str, str] | None = None) -> None:
+        self.port = _free_port()
+        self.url = f"http://{_HOST}:{self.port}"
+        self._command = [sys.executable, "-P", "-m", "firstlight", "serve", *arguments]
+        self._command += ["--host", _HOST, "--port", str(self.port)]
+        self._environment = child_environment(variables or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self.started_s = 0.0  # time.monotonic(), the clock of the progress lines
+
+    def __enter__(self) -> Self:
+        self._log = tempfile.TemporaryFile()
+        self.started_s = time.monotonic()
+        self._process = subprocess.Popen(
+            self._command,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        assert self._log is not None
+        self._process.terminate()
+        try:
+            self._process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the kernel ends its children with it
+            self._process.wait()
+        self._log.close()
+
+    def wait_for_port(self, deadline_s: float = 30.0) -> float:
+        """Seconds from the launch until the port accepted a connection."""
+        while True:
+            try:
+                socket.create_connection((_HOST, self.port), timeout=1).close()
+            except OSError:
+                self._wait_or_raise("its port is closed", deadline_s)
+            else:
+                return time.monotonic() - self.started_s
+
+    def wait_until_ready(self, deadline_s: float = 300.0) -> float:
+        """Seconds from the launch until /health answered 200."""
+        while self.status("/health") != 200:
+            self._wait_or_raise("it is not ready", deadline_s)
+        return time.monotonic() - self.started_s
+
+    def status(self, path: str) -> int:
+        """The status with which a GET is answered; 0: not at all."""
+        connection = http.client.HTTPConnection(_HOST, self.port, timeout=5)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            connection.close()
+
+    def progress(self) -> list[ProgressLine]:
+        """What the ranks have said of their start so far; empty where there is no run directory."""
+        run_dir = self._run_directory()
+        if run_dir is None:
+            return []
+        try:
+            lines = (run_dir / PROGRESS_FILE).read_bytes().splitlines()
+        except OSError:
+            return []
+        return [msgspec.json.decode(line, type=ProgressLine) for line in lines]
+
+    def pss_bytes(self) -> int:
+        """Proportional memory of the whole process tree: shared pages are counted once in all."""
+        return sum(_pss_bytes(pid) for pid in self._tree())
+
+    def log(self) -> str:
+        """What the server has printed."""
+        assert self._log is not None
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def _tree(self) -> list[int]:
+        assert self._process is not None
+        pids = [self._process.pid]
+        for pid in pids:  # grows while it is walked
+            pids += _children(pid)
+        return pids
+
+    def _run_directory(self) -> Path | None:
+        for pid in self._tree():
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if b"--run-dir" in command[:-1]:
+                    return Path(os.fsdecode(command[command.index(b"--run-dir") + 1]))
+        return None
+
+    def _wait_or_raise(self, state: str, deadline_s: float) -> None:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise EngineError(f"the server ended ({self._process.returncode}): {self.log()[-1500:].strip()}")
+        waited_s = time.monotonic() - self.started_s
+        if waited_s > deadline_s:
+            raise EngineError(f"{state} after {waited_s:.0f} s: {self.log()[-1500:].strip()}")
+        time.sleep(_POLL_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        found = _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_bytes())
+    except OSError:  # it has just ended
+        return 0
+    return int(found[1]) * 1024 if found else 0
