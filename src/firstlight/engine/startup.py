@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import torch
 
 from firstlight.base.config import EngineSection, ModelSection
@@ -78,14 +79,12 @@ def start(model: ModelSection, section: EngineSection, group: Group, report: Rep
     report("prepare", detail="measuring layouts")
     ops.prepare(list(dict.fromkeys(kinds)), two_copies=allows_two_layouts(kinds, available_bytes, section))
     shape = attention_shape(description, group.rank, group.size)
-    sizes = resolve_sizes(section, description, declare, kinds, shape, available_bytes)
-    # Ranks may see different amounts of free memory; the plan is made for the smallest pool.
-    num_pages = group.agree_on_least("pages", sizes.num_pages)
+    sizes = _agree(resolve_sizes(section, description, declare, kinds, shape, available_bytes), group)
     loaded = _load(checkpoint, declare, report)
-    report("kv", detail=f"{num_pages} pages")
+    report("kv", detail=f"{sizes.num_pages} pages")
     pool = KVPool(
         description.num_layers,
-        num_pages * section.page_size_tokens,
+        sizes.num_pages * section.page_size_tokens,
         (shape.num_kv_heads, shape.head_size),
         ops.kv_dtype,
         ops.device,
@@ -93,7 +92,7 @@ def start(model: ModelSection, section: EngineSection, group: Group, report: Rep
     runner = _runner(decoder, ops, pool, sizes.section, shape)
     summary = _summary(checkpoint, ops, sizes, loaded)
     summary |= {"threads": num_threads, "start_s": round(time.monotonic() - started_s, 3)}
-    return Started(runner, sizes.section, num_pages, checkpoint, summary)
+    return Started(runner, sizes.section, sizes.num_pages, checkpoint, summary)
 
 
 def self_test(core: EngineCore) -> None:
@@ -123,6 +122,13 @@ def pick_backend(device: str, dtype: str, rank: int) -> Backend:
 
         return CudaBackend.open(dtype, rank)
     raise UnsupportedError(f"--device {device} is not supported", "Use cpu or cuda.")
+
+
+def _agree(sizes: Sizes, group: Group) -> Sizes:
+    """Ranks may see different amounts of free memory: all take the shortest length and the smallest pool."""
+    model_len = group.agree_on_least("max_model_len", sizes.section.max_model_len)
+    num_pages = group.agree_on_least("pages", sizes.num_pages)
+    return Sizes(msgspec.structs.replace(sizes.section, max_model_len=model_len), num_pages, sizes.notes)
 
 
 def _load(checkpoint: Checkpoint, declare: Declaration, report: Report) -> LoadReport:

@@ -1,0 +1,113 @@
+"""Sizes at start: what is resolved, what is refused, and that every refusal names its remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from firstlight.base.config import EngineSection
+from firstlight.base.errors import ResourceError, UsageError
+from firstlight.engine.sizes import Sizes, allows_two_layouts, resolve_sizes
+from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
+from firstlight.models.declare import Declaration
+from firstlight.models.layers.attention import attention_shape
+from firstlight.models.registry import find
+from firstlight.ops.collectives import Group
+from firstlight.ops.contract import MatrixKind
+from firstlight.ops.reference import ReferenceBackend
+from support.checkpoints import random_weights, tiny_description, write_hf_folder
+
+MAX_POSITION = 4096
+# Of the tiny model in float32: keys and values of 2 layers, 2 heads of 16, in pages of 16 tokens.
+PAGE_BYTES = 2 * 2 * 2 * 16 * 4 * 16
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    description = tiny_description(max_position=MAX_POSITION)
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return open_checkpoint(write_hf_folder(folder, description, random_weights(description)))
+
+
+def resolve(checkpoint: Checkpoint, available_bytes: int, *, size: int = 1, **section: object) -> Sizes:
+    declare = Declaration(ReferenceBackend("test"), Group(0, size))
+    description = checkpoint.description
+    find(description.architecture)(declare, description)
+    shape = attention_shape(description, 0, size)
+    # A small step, so that its workspace does not hide what the test is about.
+    values = {"max_num_seqs": 4, "max_batched_tokens": 16, **section}
+    engine = EngineSection(**values)  # type: ignore[arg-type]
+    return resolve_sizes(engine, description, declare, declare.kinds(checkpoint), shape, available_bytes)
+
+
+def test_plenty_of_memory_gives_the_model_s_length_and_the_default_pool(checkpoint: Checkpoint) -> None:
+    sizes = resolve(checkpoint, 64 * 2**30)
+    assert sizes.section.max_model_len == MAX_POSITION
+    assert (sizes.num_pages - 1) * PAGE_BYTES == 384 * 2**20
+    text = "\n".join(sizes.notes)
+    for name in ("weights", "workspace", "kv cache", "free"):
+        assert name in text
+
+
+def test_the_pool_always_holds_the_longest_sequence(checkpoint: Checkpoint) -> None:
+    for megabytes in range(5, 60, 5):
+        sizes = resolve(checkpoint, megabytes * 10**6)
+        assert (sizes.num_pages - 1) * 16 >= sizes.section.max_model_len
+
+
+def test_little_memory_halves_the_length_and_says_so(checkpoint: Checkpoint) -> None:
+    sizes = resolve(checkpoint, 3_500_000)
+    assert sizes.section.max_model_len == MAX_POSITION // 2
+    assert f"instead of the model's {MAX_POSITION}" in sizes.notes[0]
+
+
+def test_a_length_that_was_asked_for_is_never_changed(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ResourceError) as caught:
+        resolve(checkpoint, 3_500_000, max_model_len=MAX_POSITION)
+    assert "Not enough memory: a rank needs" in str(caught.value)
+    assert "--max-model-len" in caught.value.hint
+
+
+def test_no_memory_at_all_says_how_much_is_needed(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ResourceError, match=r"needs [\d.]+ MB .*weights [\d.]+ .B, workspace") as caught:
+        resolve(checkpoint, 100_000)
+    assert "smaller" in caught.value.hint
+
+
+def test_a_length_beyond_the_model_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(UsageError, match=f"--max-model-len {MAX_POSITION + 1} is more than") as caught:
+        resolve(checkpoint, 2**30, max_model_len=MAX_POSITION + 1)
+    assert str(MAX_POSITION) in caught.value.hint
+
+
+def test_more_sequences_than_tokens_in_a_step_are_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(UsageError, match="--max-batched-tokens 8 is less than --max-num-seqs 16"):
+        resolve(checkpoint, 2**30, max_batched_tokens=8, max_num_seqs=16)
+
+
+def test_kv_memory_fixes_the_pool(checkpoint: Checkpoint) -> None:
+    sizes = resolve(checkpoint, 2**30, kv_memory_bytes=100 * PAGE_BYTES, max_model_len=1024)
+    assert sizes.num_pages == 101
+
+
+def test_kv_memory_too_small_for_one_sequence_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ResourceError, match=r"--kv-memory of .* holds 10 pages") as caught:
+        resolve(checkpoint, 2**30, kv_memory_bytes=10 * PAGE_BYTES, max_model_len=1024)
+    assert "--max-model-len to 160" in caught.value.hint
+
+
+def test_kv_memory_beyond_what_is_there_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ResourceError, match="Not enough memory") as caught:
+        resolve(checkpoint, 2**30, kv_memory_bytes=2**31)
+    assert "Lower --kv-memory" in caught.value.hint
+
+
+def test_a_rank_holds_its_share_of_the_heads(checkpoint: Checkpoint) -> None:
+    one = resolve(checkpoint, 2**30, kv_memory_bytes=400 * PAGE_BYTES)
+    two = resolve(checkpoint, 2**30, kv_memory_bytes=400 * PAGE_BYTES, size=2)
+    assert two.num_pages - 1 == 2 * (one.num_pages - 1)
+
+
+def test_two_layouts_only_where_memory_is_plentiful() -> None:
+    kinds = [MatrixKind("layer", "Q4_1", (1000, 1000))] * 10  # 20 MB in one 16-bit layout
+    assert allows_two_layouts(kinds, 10**9, EngineSection())
+    assert not allows_two_layouts(kinds, 10**7, EngineSection())
