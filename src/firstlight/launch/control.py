@@ -22,6 +22,8 @@ DRAIN_MARGIN_S = 3.0  # on top of the api's own drain time
 
 
 class Stage(enum.Enum):
+    """Where a run is; `DRAINING` and later are its end."""
+
     STARTING = "starting"
     CHECKING = "checking"  # the engine is ready; the public port is asked whether it says so
     READY = "ready"
