@@ -23,17 +23,7 @@ if TYPE_CHECKING:
     from firstlight.base.resolve import Resolved
     from firstlight.facts.machine import Machine
 
-_PACKAGES = (
-    "torch",
-    "numpy",
-    "tokenizers",
-    "safetensors",
-    "gguf",
-    "pyzmq",
-    "fastapi",
-    "uvicorn",
-    "transformers",
-)
+_PACKAGES = ("torch", "numpy", "tokenizers", "msgspec", "pyzmq", "fastapi", "uvicorn", "huggingface-hub")
 
 
 @dataclass
