@@ -32,7 +32,8 @@ def test_graphs_give_the_eager_tokens(model: Path) -> None:
     harness = Harness(model, device="cuda")
     submits = [submit(name, prompt, max_tokens=24) for name, prompt in PROMPTS.items()]
     replayed = harness.run(submits)
-    harness.started.runner._replay = EagerReplay()
+    runner = harness.started.runner
+    runner._replay = EagerReplay(runner._replay._model)
     harness.fresh()
     eager = harness.run(submits)
     assert {n: r.tokens for n, r in replayed.items()} == {n: r.tokens for n, r in eager.items()}

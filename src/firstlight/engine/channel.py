@@ -51,6 +51,7 @@ class RequestChannel:
                 return messages
 
     def send(self, message: FromEngine) -> None:
+        """Sends a message that must arrive. Raises `EngineError` if nobody takes it within the deadline."""
         try:
             self._outputs.send(encode(message))
         except zmq.Again as error:

@@ -45,19 +45,20 @@ class Recorded:
 class CudaGraphReplay:
     """See the module, and `replay.Replay`. Graphs are recorded when their shape first comes."""
 
-    def __init__(self, record: Recorder) -> None:
+    def __init__(self, model: Decoder, record: Recorder) -> None:
+        self._model = model
         self._record = record
         self._recorded: dict[tuple[int, int], Recorded] = {}
 
-    def run(self, model: Decoder, batch: ForwardBatch) -> torch.Tensor:
+    def run(self, batch: ForwardBatch) -> torch.Tensor:
         num_rows = len(batch.tokens_T)
         if not _is_decode(batch):
-            return model(batch)
+            return self._model(batch)
         length = batch.attention[0].slots_BL.shape[1]
         key = (_power_of_two(num_rows), max(SMALLEST_LENGTH, _power_of_two(length)))
         if key not in self._recorded:
             inputs = _padded(batch, *key)
-            self._recorded[key] = Recorded(inputs, self._record(lambda: model(inputs)))
+            self._recorded[key] = Recorded(inputs, self._record(lambda: self._model(inputs)))
         recorded = self._recorded[key]
         recorded.load(batch)
         return recorded.replay()[:num_rows]

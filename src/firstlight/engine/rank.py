@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
+    """Runs one rank to its end; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)

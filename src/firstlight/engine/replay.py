@@ -16,7 +16,9 @@ from firstlight.models.decoder import Decoder
 
 
 class Replay(Protocol):
-    def run(self, model: Decoder, batch: ForwardBatch) -> torch.Tensor:
+    """Owns the model of a rank."""
+
+    def run(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits [L, V]. The result may be overwritten by the next call."""
         ...
 
@@ -24,5 +26,8 @@ class Replay(Protocol):
 class EagerReplay:
     """Runs the model's Python every time."""
 
-    def run(self, model: Decoder, batch: ForwardBatch) -> torch.Tensor:
-        return model(batch)
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+
+    def run(self, batch: ForwardBatch) -> torch.Tensor:
+        return self._model(batch)

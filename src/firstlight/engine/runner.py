@@ -16,7 +16,6 @@ from firstlight.engine.kv import KVPool
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.replay import Replay
 from firstlight.models.batch import ForwardBatch
-from firstlight.models.decoder import Decoder
 from firstlight.ops.contract import AttentionShape, Backend, StepRows
 
 
@@ -25,17 +24,16 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Decoder,
+        replay: Replay,
         ops: Backend,
         pool: KVPool,
         turn_table: torch.Tensor,
         shape: AttentionShape,
         tables: PageTables,
-        replay: Replay,
     ) -> None:
-        self._model, self._ops, self._pool = model, ops, pool
+        self._replay, self._ops, self._pool = replay, ops, pool
         self._turn_table, self._shape = turn_table, shape
-        self._tables, self._replay = tables, replay
+        self._tables = tables
         pool.zero_null_page(tables.page_size)
 
     @torch.inference_mode()
@@ -43,7 +41,7 @@ class ModelRunner:
         """Logits of the entries in `plan.samples`, float32 [L, V]; on every rank."""
         rows = self._tables.rows(plan)
         last_rows = np.cumsum(plan.counts, dtype=np.int64) - 1
-        return self._replay.run(self._model, self._build(plan, rows, last_rows[plan.samples]))
+        return self._replay.run(self._build(plan, rows, last_rows[plan.samples]))
 
     def _build(self, plan: StepPlan, rows: StepRows, logit_rows: np.ndarray) -> ForwardBatch:
         device = self._ops.device

@@ -35,6 +35,8 @@ class Sampled:
 
 
 class Sampler:
+    """See the module."""
+
     @torch.inference_mode()
     def sample(self, logits_LV: torch.Tensor, sequences: Rows[Sequence]) -> Sampled:
         """Chooses a token for each row. May change the logits in place."""

@@ -7,9 +7,9 @@ is allocated later, so that our own sizing never meets the out-of-memory killer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import ResourceError, UsageError
@@ -60,10 +60,14 @@ def resolve_sizes(
             f"Use {description.max_position} or less.",
         )
     request = _request(section, description, declare, kinds, shape, available_bytes)
-    notes: list[str] = []
-    budget, model_len = _fit(request, model_len, section, notes)
-    section = replace(section, max_model_len=model_len)
-    return Sizes(section, budget.num_pages + 1, tuple(notes + budget.explain()))
+    budget, fitting_len = _fit(request, model_len, section)
+    notes = budget.explain()
+    if fitting_len < model_len:
+        notes.insert(
+            0, f"max_model_len {fitting_len} instead of the model's {model_len}: memory does not suffice"
+        )
+    section = structs.replace(section, max_model_len=fitting_len)
+    return Sizes(section, budget.num_pages + 1, tuple(notes))
 
 
 def _with_step_sizes(section: EngineSection) -> EngineSection:
@@ -76,33 +80,19 @@ def _with_step_sizes(section: EngineSection) -> EngineSection:
     return section
 
 
-def _fit(
-    request: BudgetRequest, model_len: int, section: EngineSection, notes: list[str]
-) -> tuple[MemoryBudget, int]:
-    """The budget for a length of `model_len`, halved while it does not fit, unless the user set it."""
+def _fit(request: BudgetRequest, wanted: int, section: EngineSection) -> tuple[MemoryBudget, int]:
+    """The budget for a length of `wanted`; unless the user set it, for half as long as often as it takes."""
     default_tokens = DEFAULT_KV_BYTES // request.page_bytes * section.page_size_tokens
-    wanted = model_len
+    shortest = wanted if section.max_model_len else min(wanted, SMALLEST_MODEL_LEN)
+    model_len = wanted
     while True:
+        request = replace(request, min_tokens=model_len, max_tokens=max(model_len, default_tokens))
         try:
-            budget = compute_budget(
-                replace_request(request, min_tokens=model_len, max_tokens=max(model_len, default_tokens))
-            )
+            return compute_budget(request), model_len
         except ResourceError:
-            if section.max_model_len or model_len // 2 < SMALLEST_MODEL_LEN:
-                raise
             model_len //= 2
-            continue
-        if model_len < wanted:
-            notes.append(
-                f"max_model_len {model_len} instead of the model's {wanted}: memory does not suffice"
-            )
-        return budget, model_len
-
-
-def replace_request(request: BudgetRequest, *, min_tokens: int, max_tokens: int) -> BudgetRequest:
-    """The same request for other numbers of tokens."""
-    values = {name: getattr(request, name) for name in BudgetRequest.__dataclass_fields__}
-    return BudgetRequest(**(values | {"min_tokens": min_tokens, "max_tokens": max_tokens}))
+            if model_len < shortest:
+                raise
 
 
 def _request(

@@ -160,8 +160,9 @@ def _runner(decoder: Decoder, ops: Backend, pool: KVPool, section: EngineSection
     max_pages = -(-section.max_model_len // section.page_size_tokens)
     tables = PageTables(section.max_num_seqs, max_pages, section.page_size_tokens)
     turns = turn_table(decoder.description, section.max_model_len, ops.device)
-    replay: Replay = CudaGraphReplay(record_graph) if ops.device.type == "cuda" else EagerReplay()
-    return ModelRunner(decoder, ops, pool, turns, shape, tables, replay)
+    on_cuda = ops.device.type == "cuda"
+    replay: Replay = CudaGraphReplay(decoder, record_graph) if on_cuda else EagerReplay(decoder)
+    return ModelRunner(replay, ops, pool, turns, shape, tables)
 
 
 def _set_threads(section: EngineSection, group: Group) -> int:

@@ -40,6 +40,7 @@ class WaitingQueue:
         return sequence
 
     def remove(self, request_id: str) -> Sequence | None:
+        """Takes a sequence out of the middle; None if it does not wait here."""
         removed = self._waiting.pop(request_id, None)
         if len(self._heap) > 2 * len(self._waiting) + 64:
             # Clients that submit and abort behind a blocked head must not make the heap grow.

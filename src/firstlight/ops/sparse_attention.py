@@ -53,6 +53,7 @@ class SparsePlan:
     kept: dict[int, list[Bucket]] = field(default_factory=dict)  # by number of slots of the pool
 
     def buckets(self, num_slots: int) -> Iterator[Bucket]:
+        """The buckets for a pool of that many slots."""
         if self.num_scores > MAX_KEPT_SCORES:
             yield from (_bucket(self, piece, num_slots) for piece in self.pieces)
             return

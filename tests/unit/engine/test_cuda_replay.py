@@ -51,7 +51,8 @@ def test_replayed_steps_give_the_eager_tokens(model: Path, monkeypatch: pytest.M
         recorded.append(run)
         return run  # a graph on a CPU: the same operators again, on the inputs as they are then
 
-    harness.started.runner._replay = CudaGraphReplay(record)
+    runner = harness.started.runner
+    runner._replay = CudaGraphReplay(runner._replay._model, record)
     harness.fresh()
     replayed = harness.run(submits)
     assert {name: result.tokens for name, result in replayed.items()} == {
