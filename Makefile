@@ -45,11 +45,11 @@ fix: $(TEST)  ## format the sources and apply ruff's safe fixes
 	$(BIN)/ruff format src tests
 	$(BIN)/ruff check --fix src tests
 
-bench: $(TEST)  ## benchmark a running server: make bench ARGS="--url http://127.0.0.1:8000"
+bench: $(RUN)  ## benchmark a running server: make bench ARGS="--url http://127.0.0.1:8000"
 	$(BIN)/firstlight bench serving $(ARGS)
 
-soak: $(TEST)  ## twenty minutes of mixed load with random aborts against a server of our own
-	$(BIN)/pytest -q -s tests/soak $(ARGS)
+soak: $(RUN)  ## twenty minutes of mixed load with random aborts against a server of our own
+	$(BIN)/firstlight bench soak $(ARGS)
 
 clean:  ## remove the environment and all caches of the tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis src/firstlight.egg-info
