@@ -55,6 +55,12 @@ class StopMatcher:
                 return self._finish(text[: index + 1], StopMatch(matched, end - len(matched), end))
         return self._hold(self._held + text, len(text))
 
+    def skip(self, text: str) -> str:
+        """Text that is not searched, before any that is; given back unchanged."""
+        assert not self._held, "text was searched already"
+        self._pushed += len(text)
+        return text
+
     def flush(self) -> str:
         """What was held back, at the end of a sequence that ended otherwise."""
         held, self._held = self._held, ""

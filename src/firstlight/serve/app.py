@@ -1,0 +1,153 @@
+"""The application: routes, their descriptions for /docs, and the layers around them.
+
+Made by `serve.api` and by tests through `make_app`. Invariant: the layers are, from outside in: access log,
+CORS, keys, readiness; so a refusal is logged, readable by browsers, and says nothing before the key was seen.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+import firstlight
+from firstlight.base.errors import RequestError
+from firstlight.serve import errors, handlers_info, handlers_tokens, replies
+from firstlight.serve.access import AccessLog
+from firstlight.serve.auth import KeyCheck
+from firstlight.serve.body import read_json
+from firstlight.serve.exchange import Exchange
+from firstlight.serve.gate import Gate
+from firstlight.serve.handlers_chat import ChatAnswer
+from firstlight.serve.handlers_completions import CompletionAnswer
+from firstlight.serve.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    parse,
+)
+from firstlight.serve.server import Server
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def make_app(server: Server, api_keys: Sequence[str] = ()) -> ASGIApp:
+    """The whole application. Without keys it is open to whoever reaches its port."""
+    app = FastAPI(title="firstlight", version=firstlight.__version__, redoc_url=None)
+    errors.install(app)
+    _add_generation(app, server)
+    _add_tokens(app, server)
+    _add_information(app, server)
+    layered: ASGIApp = Gate(app, server.client)
+    if api_keys:
+        layered = KeyCheck(layered, api_keys)
+    origins = server.config.server.cors_origins
+    if origins:
+        layered = CORSMiddleware(
+            layered,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    return AccessLog(layered, server.metrics)
+
+
+def _add_generation(app: FastAPI, server: Server) -> None:
+    limits = server.config.server
+
+    def exchange(answer: ChatAnswer | CompletionAnswer, request_id: str, started_s: float) -> Response:
+        return Exchange(request_id, answer.run, timeout_s=limits.request_timeout_s, started_s=started_s)
+
+    @app.post("/v1/chat/completions", tags=["generation"], openapi_extra=_takes(ChatRequest))
+    async def chat(request: Request) -> Response:
+        """Answer a conversation, whole or as a stream of chunks."""
+        started_s, request_id = monotonic(), f"chatcmpl-{secrets.token_hex(12)}"
+        body = parse(ChatRequest, await read_json(request, limits.max_body_bytes))
+        return exchange(ChatAnswer(server, body, request_id), request_id, started_s)
+
+    @app.post("/v1/completions", tags=["generation"], openapi_extra=_takes(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        """Continue a text, or several."""
+        started_s, request_id = monotonic(), f"cmpl-{secrets.token_hex(12)}"
+        body = parse(CompletionRequest, await read_json(request, limits.max_body_bytes))
+        return exchange(CompletionAnswer(server, body, request_id), request_id, started_s)
+
+    @app.delete("/v1/requests/{request_id}", tags=["generation"])
+    async def abort(request_id: str) -> Response:
+        """Abort a running request by its id; what it has so far is its answer."""
+        if not server.client.cancel(request_id):
+            raise RequestError(
+                f"No request {request_id[:100]!r} is running; it may have ended already.",
+                param="request_id",
+                code="not_found",
+                status=404,
+            )
+        return _json(replies.Aborted(request_id))
+
+
+def _add_tokens(app: FastAPI, server: Server) -> None:
+    max_bytes = server.config.server.max_body_bytes
+
+    @app.post("/v1/tokenize", tags=["tokens"], openapi_extra=_takes(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        """The tokens of a prompt, or of a conversation as the model would see it."""
+        body = parse(TokenizeRequest, await read_json(request, max_bytes))
+        return _json(await handlers_tokens.tokens_of(server, body))
+
+    @app.post("/v1/detokenize", tags=["tokens"], openapi_extra=_takes(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        """The text of tokens."""
+        body = parse(DetokenizeRequest, await read_json(request, max_bytes))
+        return _json(handlers_tokens.text_of(server, body))
+
+
+def _add_information(app: FastAPI, server: Server) -> None:
+    @app.get("/v1/models", tags=["information"])
+    async def models() -> Response:
+        """The served model, by each of its names."""
+        return _json(handlers_info.models(server))
+
+    @app.get("/v1/models/{name:path}", tags=["information"])
+    async def model(name: str) -> Response:
+        """One model."""
+        return _json(handlers_info.model(server, name))
+
+    @app.get("/health", tags=["information"])
+    async def health() -> Response:
+        """200 when requests are served; 503 with the reason otherwise."""
+        return _json({"status": "ready"})
+
+    @app.get("/health/live", tags=["information"])
+    async def live() -> Response:
+        """200 as long as this process answers, whatever the engine does."""
+        return _json({"status": "live"})
+
+    @app.get("/metrics", tags=["information"])
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        server.metrics.set_ready(server.client.is_serving)
+        return Response(server.metrics.scrape(), media_type=METRICS_TYPE)
+
+    @app.get("/server_info", tags=["information"])
+    async def server_info() -> Response:
+        """Version, configuration, start-up report and current state."""
+        return _json(handlers_info.server_info(server))
+
+
+def _json(value: Any) -> Response:
+    return Response(replies.encode(value), media_type="application/json")
+
+
+def _takes(kind: type[BaseModel]) -> dict[str, Any]:
+    """The description of a request body that the handler reads itself."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

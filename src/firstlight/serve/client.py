@@ -1,0 +1,249 @@
+"""The api process's end of the engine's sockets: submit, abort, and the answers sorted by request.
+
+Used by `serve.generation` and the handlers. One task receives every message and puts new tokens into the
+mailbox of their HTTP request. Invariant: memory a request holds here is bounded by its own tokens: whatever
+a slow client has not taken yet is merged into one output a sequence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from firstlight.engine.messages import (
+    FINISH_ERROR,
+    FINISH_REJECTED,
+    OUTPUTS_SOCKET,
+    REQUESTS_SOCKET,
+    Abort,
+    Drain,
+    EngineStats,
+    Failed,
+    Progress,
+    Ready,
+    SequenceOutput,
+    StepOutputs,
+    Submit,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+OnOutput = Callable[[SequenceOutput], None]
+
+
+class Mailbox:
+    """New tokens for one HTTP request, which may have several sequences. Made by `EngineClient.open`."""
+
+    def __init__(
+        self, client: EngineClient, group: str, submits: Sequence[Submit], on_output: OnOutput | None
+    ) -> None:
+        self._client = client
+        self._group = group
+        self._open = {submit.request_id: index for index, submit in enumerate(submits)}
+        self._waiting: dict[int, SequenceOutput] = {}
+        self._wake: asyncio.Future[None] | None = None
+        self._on_output = on_output
+
+    async def next(self) -> tuple[int, SequenceOutput]:
+        """The index of a sequence, and everything that came for it since the last call."""
+        while not self._waiting:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        index = next(iter(self._waiting))
+        return index, self._waiting.pop(index)
+
+    def abort(self, index: int) -> None:
+        """Ends one sequence. What the engine still sends for it is dropped."""
+        self._forget([id_ for id_, number in self._open.items() if number == index])
+        self._waiting.pop(index, None)
+
+    def close(self) -> None:
+        """Ends all sequences that are still open; the request's id is free again."""
+        self._forget(list(self._open))
+        self._client.close_group(self._group)
+
+    def _forget(self, ids: list[str]) -> None:
+        for id_ in ids:
+            del self._open[id_]
+        self._client.forget(ids)
+
+    def deliver(self, output: SequenceOutput) -> None:
+        """Called by the client for each output of one of our sequences."""
+        index = self._open[output.request_id]
+        if self._on_output is not None:
+            self._on_output(output)
+        if output.finish_reason is not None:
+            del self._open[output.request_id]
+        before = self._waiting.get(index)
+        if output.finish_reason == FINISH_REJECTED:  # first, so that the request fails before it is answered
+            self._waiting = {index: output, **self._waiting}
+        else:
+            self._waiting[index] = output if before is None else _merged(before, output)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+def _merged(before: SequenceOutput, after: SequenceOutput) -> SequenceOutput:
+    before.token_ids.extend(after.token_ids)
+    if after.logprobs:
+        before.logprobs = [*(before.logprobs or ()), *after.logprobs]
+    before.finish_reason, before.stop_token_id = after.finish_reason, after.stop_token_id
+    before.num_cached_tokens = max(before.num_cached_tokens, after.num_cached_tokens)
+    before.error = after.error
+    return before
+
+
+class EngineClient:
+    """The engine as the api process sees it: where its start is, its latest figures, and its open sequences.
+
+    `on_step` hears of every step, `on_failure` once of the engine's end. Must be started and used in one
+    event loop.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        on_step: Callable[[EngineStats], None] | None = None,
+        on_failure: Callable[[Failed], None] | None = None,
+    ) -> None:
+        self._run_dir = Path(run_dir)
+        self._on_step = on_step
+        self._on_failure = on_failure
+        self._boxes: dict[str, Mailbox] = {}
+        self._groups: dict[str, list[str]] = {}
+        self._context = zmq.Context()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.progress: Progress | None = None
+        self.ready: Ready | None = None
+        self.failure: Failed | None = None
+        self.is_draining = False
+        self.stats = EngineStats()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether new requests can be taken."""
+        return self.ready is not None and self.failure is None and not self.is_draining
+
+    @property
+    def num_open(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._boxes)
+
+    def start(self) -> None:
+        """Connects and starts to receive; the engine may come later."""
+        self._requests = self._context.socket(zmq.PUSH)
+        self._requests.setsockopt(zmq.SNDHWM, 0)
+        self._requests.setsockopt(zmq.LINGER, 500)
+        self._requests.connect(f"ipc://{self._run_dir / REQUESTS_SOCKET}")
+        outputs = zmq.asyncio.Context(self._context).socket(zmq.PULL)
+        outputs.setsockopt(zmq.RCVHWM, 0)
+        self._outputs = outputs
+        monitor = outputs.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        outputs.connect(f"ipc://{self._run_dir / OUTPUTS_SOCKET}")
+        self._tasks = [
+            asyncio.create_task(self._receive(outputs), name="engine outputs"),
+            asyncio.create_task(self._watch(monitor), name="engine connection"),
+        ]
+
+    async def close(self) -> None:
+        """Gives the sockets back. Open sequences end with an error."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._end_all("the server stops")
+        self._outputs.disable_monitor()
+        self._outputs.close(0)
+        self._requests.close()
+        self._context.term()
+
+    def open(self, group: str, submits: Sequence[Submit], on_output: OnOutput | None = None) -> Mailbox:
+        """Submits the sequences of one HTTP request. The caller must `close` the mailbox."""
+        box = Mailbox(self, group, submits, on_output)
+        self._groups[group] = [submit.request_id for submit in submits]
+        for submit in submits:
+            self._boxes[submit.request_id] = box
+            self._send(submit)
+        return box
+
+    def cancel(self, group: str) -> bool:
+        """Aborts an HTTP request by its id; its sequences end with the reason "abort". False if unknown."""
+        open_ids = [id_ for id_ in self._groups.get(group, ()) if id_ in self._boxes]
+        if open_ids:
+            self._send(Abort(open_ids))
+        return bool(open_ids)
+
+    def drain(self, deadline_s: float) -> None:
+        """Takes no new requests; tells the engine to finish what runs within `deadline_s`, then to leave."""
+        self.is_draining = True
+        if self.ready is not None and self.failure is None:
+            self._send(Drain(deadline_s))
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Aborts sequences nobody waits for any more."""
+        ids = [id_ for id_ in request_ids if self._boxes.pop(id_, None) is not None]
+        if ids:
+            self._send(Abort(ids))
+
+    def close_group(self, group: str) -> None:
+        """The HTTP request is answered: its id is free again."""
+        self._groups.pop(group, None)
+
+    def _send(self, message: ToEngine) -> None:
+        self._requests.send(encode(message), zmq.NOBLOCK)
+
+    async def _receive(self, outputs: zmq.asyncio.Socket) -> None:
+        while True:
+            frame = await outputs.recv()
+            message = decode_from_engine(frame)
+            match message:
+                case StepOutputs():
+                    self._dispatch(message)
+                case Progress():
+                    self.progress = message
+                case Ready():
+                    self.ready = message
+                case Failed():
+                    self._fail(message)
+
+    def _dispatch(self, step: StepOutputs) -> None:
+        self.stats = step.stats
+        if self._on_step is not None:
+            self._on_step(step.stats)
+        for output in step.outputs:
+            box = self._boxes.get(output.request_id)
+            if box is None:  # aborted a moment ago
+                continue
+            if output.finish_reason is not None:
+                del self._boxes[output.request_id]
+            box.deliver(output)
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        """The connection to the engine ends only when its process does."""
+        await recv_monitor_message(monitor)
+        if not self.is_draining:
+            # Its last message may still be on its way through the other socket.
+            await asyncio.sleep(0.2)
+            self._fail(Failed("the engine process ended", "Its log in the run directory says why.", 6))
+        else:
+            self._end_all("the engine ended before this request was finished")
+
+    def _fail(self, failure: Failed) -> None:
+        if self.failure is None:
+            self.failure = failure
+            log.error("the engine failed: %s", failure.message)
+            if self._on_failure is not None:
+                self._on_failure(failure)
+        self._end_all(failure.message)
+
+    def _end_all(self, error: str) -> None:
+        for request_id, box in list(self._boxes.items()):
+            del self._boxes[request_id]
+            box.deliver(SequenceOutput(request_id, [], finish_reason=FINISH_ERROR, error=error))

@@ -1,0 +1,100 @@
+"""One HTTP request's sequences, from submission to their last token, as deltas of text.
+
+Used by the chat and completion handlers, streaming or not. Invariant: leaving the `async with` block ends
+every sequence that is still open, so that a client that went away costs at most one more step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from firstlight.engine.messages import FINISH_ERROR, FINISH_REJECTED, Submit
+from firstlight.engine.params import SamplingParams
+from firstlight.serve.choice import Choice, Delta, TextOptions
+from firstlight.serve.errors import engine_error
+from firstlight.serve.replies import PromptDetails, Usage
+from firstlight.serve.sampling import of_answer
+from firstlight.serve.server import Server
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be generated: `num_answers` for each prompt. `arrived_s` is of the metrics' clock."""
+
+    request_id: str
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    num_answers: int
+    options: TextOptions
+    priority: int
+    arrived_s: float
+
+
+class Generation:
+    """The sequences of one job. Choice i belongs to prompt i // num_answers."""
+
+    def __init__(self, server: Server, job: Job) -> None:
+        self._server = server
+        self._job = job
+        total = len(job.prompts) * job.num_answers
+        self.choices = [
+            Choice(server.text, job.params, job.options, server.end_token_ids) for _ in range(total)
+        ]
+        self._num_open = total
+
+    async def __aenter__(self) -> Self:
+        job = self._job
+        submits = [
+            Submit(
+                f"{job.request_id}-{index}",
+                job.prompts[index // job.num_answers],
+                of_answer(job.params, index % job.num_answers),
+                job.priority,
+            )
+            for index in range(len(self.choices))
+        ]
+        timer = self._server.metrics.timer(job.arrived_s)
+        self._mailbox = self._server.client.open(job.request_id, submits, timer)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._mailbox.close()
+        prompt_tokens = sum(map(len, self._job.prompts))
+        self._server.metrics.record_tokens(prompt_tokens, self.usage().completion_tokens)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_open == 0
+
+    async def next(self) -> tuple[int, Delta]:
+        """The index of a choice and what it gained; raises `RequestError` when the engine gave up on it."""
+        while True:
+            index, output = await self._mailbox.next()
+            if output.finish_reason in (FINISH_REJECTED, FINISH_ERROR):
+                raise engine_error(output)
+            choice = self.choices[index]
+            if choice.is_finished:
+                continue
+            delta = choice.push(output)
+            if delta.finish_reason is not None:
+                self._num_open -= 1
+                if output.finish_reason is None:
+                    self._mailbox.abort(index)
+                self._server.metrics.record_end(delta.finish_reason, self._job.arrived_s)
+            return index, delta
+
+    def usage(self) -> Usage:
+        """Tokens so far; a prompt counts once, however many answers it has."""
+        job = self._job
+        prompt_tokens = sum(map(len, job.prompts))
+        completion_tokens = sum(choice.num_tokens for choice in self.choices)
+        cached = sum(choice.num_cached_tokens for choice in self.choices[:: job.num_answers])
+        return Usage(
+            prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptDetails(cached)
+        )

@@ -1,0 +1,172 @@
+"""POST /v1/chat/completions.
+
+Registered by `serve.app`. Invariant: a stream, joined, is the answer that the same request gives without
+`stream`.
+"""
+
+from __future__ import annotations
+
+import time
+from time import monotonic
+
+from msgspec import UNSET
+
+from firstlight.base.errors import RequestError
+from firstlight.serve.choice import Delta, TextOptions
+from firstlight.serve.exchange import Reply
+from firstlight.serve.generation import Generation, Job
+from firstlight.serve.prompts import chat_prompt, check_length
+from firstlight.serve.protocol import ChatRequest
+from firstlight.serve.replies import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    MessageDelta,
+    chat_logprobs,
+    encode,
+)
+from firstlight.serve.sampling import sampling_params
+from firstlight.serve.server import Server
+
+
+class ChatAnswer:
+    """One chat request on its way to an answer. `arrived_s` is of the monotonic clock."""
+
+    def __init__(self, server: Server, request: ChatRequest, request_id: str) -> None:
+        self._server = server
+        self._request = request
+        self._model = server.check_model(request.model)
+        self._arrived_s = monotonic()
+        self._created = int(time.time())
+        self._id = request_id
+        self._max_tokens = _max_tokens(request)
+        self._params = sampling_params(
+            request,
+            max_tokens=self._max_tokens,
+            logprobs=_num_logprobs(request),
+            defaults=server.generation_defaults,
+            limits=server.config.server,
+            vocab_size=server.ready.vocab_size,
+        )
+
+    async def run(self, reply: Reply) -> None:
+        """Generates and writes the answer."""
+        request = self._request
+        prompt = await chat_prompt(
+            self._server,
+            request.messages,
+            add_special_tokens=request.add_special_tokens,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            template_kwargs=request.chat_template_kwargs,
+        )
+        check_length(self._server, [prompt], self._max_tokens, "messages")
+        options = TextOptions(
+            skip_special_tokens=request.skip_special_tokens,
+            include_stop=request.include_stop_str_in_output,
+            after_text=request.continue_final_message,
+            token_ids=request.return_token_ids,
+        )
+        job = Job(self._id, [prompt], self._params, request.n, options, request.priority, self._arrived_s)
+        async with Generation(self._server, job) as generation:
+            if request.stream:
+                await self._stream(reply, generation, prompt)
+            else:
+                await reply.json(encode(await self._whole(generation, prompt)))
+
+    async def _whole(self, generation: Generation, prompt: list[int]) -> ChatCompletion:
+        deltas: list[list[Delta]] = [[] for _ in generation.choices]
+        while not generation.is_finished:
+            index, delta = await generation.next()
+            deltas[index].append(delta)
+        return ChatCompletion(
+            self._id,
+            self._created,
+            self._model,
+            [self._choice(index, parts) for index, parts in enumerate(deltas)],
+            generation.usage(),
+            prompt_token_ids=prompt if self._request.return_token_ids else UNSET,
+        )
+
+    def _choice(self, index: int, parts: list[Delta]) -> ChatChoice:
+        last = parts[-1]
+        logprobs = [item for part in parts for item in part.logprobs]
+        tokens = [token for part in parts for token in part.token_ids]
+        return ChatChoice(
+            index,
+            AssistantMessage("assistant", "".join(part.text for part in parts)),
+            chat_logprobs(logprobs, self._server.text) if self._request.logprobs else None,
+            last.finish_reason,
+            last.stop_reason,
+            tokens if self._request.return_token_ids else UNSET,
+        )
+
+    async def _stream(self, reply: Reply, generation: Generation, prompt: list[int]) -> None:
+        options = self._request.stream_options
+        with_usage = options is not None and options.include_usage
+        always_usage = options is not None and options.continuous_usage_stats
+        begun = False
+        while not generation.is_finished:
+            index, delta = await generation.next()
+            if not begun:  # only now is it sure that the request was not rejected
+                begun = True
+                await self._begin(reply, prompt, with_usage)
+            if not delta:
+                continue
+            chunk = self._chunk([self._chunk_choice(index, delta)])
+            if always_usage:
+                chunk.usage = generation.usage()
+            elif with_usage:
+                chunk.usage = None
+            await reply.event(encode(chunk))
+        if with_usage:
+            chunk = self._chunk([])
+            chunk.usage = generation.usage()
+            await reply.event(encode(chunk))
+        await reply.done()
+
+    async def _begin(self, reply: Reply, prompt: list[int], with_usage: bool) -> None:
+        for index in range(self._request.n):
+            chunk = self._chunk([ChatChunkChoice(index, MessageDelta(role="assistant", content=""))])
+            if with_usage:
+                chunk.usage = None
+            if self._request.return_token_ids and index == 0:
+                chunk.prompt_token_ids = prompt
+            await reply.event(encode(chunk))
+
+    def _chunk_choice(self, index: int, delta: Delta) -> ChatChunkChoice:
+        logprobs: ChatLogprobs | None = None
+        if self._request.logprobs and delta.logprobs:
+            logprobs = chat_logprobs(delta.logprobs, self._server.text)
+        return ChatChunkChoice(
+            index,
+            MessageDelta(content=delta.text) if delta.text else MessageDelta(),
+            logprobs,
+            delta.finish_reason,
+            delta.stop_reason if delta.finish_reason else UNSET,
+            delta.token_ids if self._request.return_token_ids else UNSET,
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        return ChatChunk(self._id, self._created, self._model, choices)
+
+
+def _max_tokens(request: ChatRequest) -> int | None:
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise RequestError(
+            f"max_tokens is {old} and max_completion_tokens is {new}; send one of them.",
+            param="max_completion_tokens",
+        )
+    return old if new is None else new
+
+
+def _num_logprobs(request: ChatRequest) -> int | None:
+    if not request.logprobs:
+        if request.top_logprobs:
+            raise RequestError("top_logprobs needs logprobs: true; set it.", param="top_logprobs")
+        return None
+    return request.top_logprobs or 0

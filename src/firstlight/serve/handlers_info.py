@@ -1,0 +1,47 @@
+"""What the server says of itself: models, health, figures, configuration.
+
+Registered by `serve.app`. Invariant: nothing here is a secret, and nothing here waits for the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+import firstlight
+from firstlight.serve import replies
+from firstlight.serve.server import Server
+
+
+def models(server: Server) -> replies.ModelList:
+    """Every name of the served model."""
+    return replies.ModelList([_model(server, name) for name in server.config.model.served_names])
+
+
+def model(server: Server, name: str) -> replies.Model:
+    """One model by its name; a 404 for others."""
+    return _model(server, server.check_model(name))
+
+
+def _model(server: Server, name: str) -> replies.Model:
+    root = server.config.model.path
+    return replies.Model(name, server.started_unix_s, "firstlight", root, server.ready.max_model_len)
+
+
+def server_info(server: Server) -> dict[str, Any]:
+    """Version, configuration as it was resolved, the engine's start-up report, and where it is now."""
+    config = msgspec.to_builtins(server.config)
+    del config["run_dir"]
+    return {
+        "version": firstlight.__version__,
+        "uptime_s": round(time.time() - server.started_unix_s, 1),
+        "config": config,
+        "generation_defaults": dict(server.generation_defaults),
+        "max_model_len": server.ready.max_model_len,
+        "vocab_size": server.ready.vocab_size,
+        "has_chat_template": server.text.has_chat_template,
+        "startup_report": server.ready.report,
+        "engine": msgspec.structs.asdict(server.client.stats),
+    }

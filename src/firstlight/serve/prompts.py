@@ -1,0 +1,124 @@
+"""From a request's prompt to token ids that the engine can take.
+
+Called by the handlers. Long texts are tokenised in a thread, so that other streams go on. Invariant: prompts
+that leave here are not empty, fit into the model, and hold only ids that the model knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from firstlight.base.errors import RequestError
+from firstlight.serve.conversation import plain_messages
+from firstlight.serve.server import Server
+
+INLINE_CHARS = 4096  # a shorter text is tokenised in less time than a thread takes to begin
+_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+
+
+async def chat_prompt(
+    server: Server,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_special_tokens: bool | None,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    template_kwargs: Mapping[str, Any],
+) -> list[int]:
+    """The token ids of a conversation."""
+    if add_generation_prompt and continue_final_message:
+        raise RequestError(
+            "continue_final_message goes on inside the last message, so add_generation_prompt must be false.",
+            param="continue_final_message",
+        )
+    plain = plain_messages(messages)
+
+    def make() -> list[int]:
+        prompt = server.text.render_chat(
+            plain,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=template_kwargs,
+        )
+        # Templates write the begin token themselves.
+        return server.text.encode(prompt, add_special_tokens=bool(add_special_tokens))
+
+    num_chars = sum(len(message["content"]) for message in plain)
+    if num_chars < INLINE_CHARS and len(plain) < 64:
+        return make()
+    return await asyncio.get_running_loop().run_in_executor(_threads, make)
+
+
+async def tokenize(server: Server, texts: Sequence[str], add_special_tokens: bool | None) -> list[list[int]]:
+    """The token ids of texts."""
+    adds = add_special_tokens is not False
+
+    def make() -> list[list[int]]:
+        return [server.text.encode(text, add_special_tokens=adds) for text in texts]
+
+    if sum(map(len, texts)) < INLINE_CHARS:
+        return make()
+    return await asyncio.get_running_loop().run_in_executor(_threads, make)
+
+
+async def completion_prompts(
+    server: Server, prompt: str | list[str] | list[int] | list[list[int]], add_special_tokens: bool | None
+) -> list[list[int]]:
+    """The token ids of a completion's prompt or prompts, and for texts none that is empty."""
+    prompts: list[Any] = [prompt] if isinstance(prompt, str) or _is_ids(prompt) else list(prompt)
+    limit = server.config.server.max_batch_prompts
+    if len(prompts) > limit:
+        raise RequestError(
+            f"There are {len(prompts)} prompts; this server takes at most {limit} in a request "
+            "(--max-batch-prompts). Send several requests.",
+            param="prompt",
+        )
+    if not prompts or not all(prompts):
+        raise RequestError("The prompt is empty; send at least one character or token id.", param="prompt")
+    if isinstance(prompts[0], str):
+        return await tokenize(server, prompts, add_special_tokens)
+    check_ids(server, prompts, "prompt")
+    return prompts
+
+
+def check_ids(server: Server, prompts: Sequence[Sequence[int]], param: str) -> None:
+    """Refuses ids that the model does not know."""
+    size = server.ready.vocab_size
+    for ids in prompts:
+        if ids and (min(ids) < 0 or max(ids) >= size):
+            wrong = next(token for token in ids if not 0 <= token < size)
+            raise RequestError(
+                f"{param} holds the token id {wrong}; the model knows 0 to {size - 1}.", param=param
+            )
+
+
+def check_length(
+    server: Server, prompts: Sequence[Sequence[int]], max_tokens: int | None, param: str
+) -> None:
+    """Refuses what cannot fit into the model's length, with both numbers."""
+    limit = server.ready.max_model_len
+    longest = max(map(len, prompts))
+    if not longest:
+        raise RequestError("The prompt has no tokens; send some text.", param=param)
+    if longest >= limit:
+        raise RequestError(
+            f"The prompt has {longest} tokens, but this model takes at most {limit} tokens for prompt and "
+            "answer together. Shorten the prompt.",
+            param=param,
+            code="context_length_exceeded",
+        )
+    if max_tokens is not None and longest + max_tokens > limit:
+        raise RequestError(
+            f"The prompt has {longest} tokens and max_tokens asks for {max_tokens} more, together "
+            f"{longest + max_tokens}, but this model takes at most {limit}. Lower max_tokens to "
+            f"{limit - longest} or shorten the prompt.",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+
+
+def _is_ids(prompt: Sequence[Any]) -> bool:
+    return bool(prompt) and isinstance(prompt[0], int)

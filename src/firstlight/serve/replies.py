@@ -1,0 +1,230 @@
+"""The answers: msgspec structs in OpenAI's shapes, encoded once a chunk on the hot path.
+
+Made by the handlers. Fields that a client must be able to tell absent from null use `UNSET`. Invariant: a
+field of OpenAI's shape is always present; fields of our own are present only when they were asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from firstlight.engine.messages import TokenLogprobs
+from firstlight.text.model import TextModel
+
+MINUS_INFINITY = -9999.0  # JSON has no infinity; the value that OpenAI's API uses
+encode = msgspec.json.Encoder().encode
+
+
+class PromptDetails(msgspec.Struct):
+    """Prompt tokens that came from the prefix cache."""
+
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class TopLogprob(msgspec.Struct):
+    """One of the likeliest tokens at a place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct):
+    """A token of the answer, and the likeliest ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log-probabilities of an answer or of a chunk of it."""
+
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """The older shape: parallel lists."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class AssistantMessage(msgspec.Struct):
+    """The answer."""
+
+    role: str
+    content: str
+    refusal: None = None
+
+
+class MessageDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to the answer."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """A chunk of one answer."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionChoice(msgspec.Struct):
+    """One answer, or a chunk of one."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct):
+    """The answer to a chat request."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+    system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct):
+    """One event of a chat stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    object: str = "chat.completion.chunk"
+    system_fingerprint: str | None = None
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct):
+    """The answer to a completion request, or one event of its stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: str = "text_completion"
+    system_fingerprint: str | None = None
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Model(msgspec.Struct):
+    """A served model."""
+
+    id: str
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+    object: str = "model"
+
+
+class ModelList(msgspec.Struct):
+    """GET /v1/models"""
+
+    data: list[Model]
+    object: str = "list"
+
+
+class Tokens(msgspec.Struct):
+    """The answer of /v1/tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class Text(msgspec.Struct):
+    """The answer of /v1/detokenize."""
+
+    prompt: str
+
+
+class Aborted(msgspec.Struct):
+    """The answer of DELETE /v1/requests/{id}."""
+
+    id: str
+    aborted: bool = True
+    object: str = "request"
+
+
+def chat_logprobs(items: Sequence[TokenLogprobs], text: TextModel) -> ChatLogprobs:
+    """The chat shape of the engine's log-probabilities."""
+    content: list[ChatLogprob] = []
+    for item in items:
+        raw = text.token_bytes(item.token_id)
+        top = [
+            TopLogprob(text.token_text(token), finite(value), list(text.token_bytes(token)))
+            for token, value in item.top
+        ]
+        content.append(ChatLogprob(text.token_text(item.token_id), finite(item.logprob), list(raw), top))
+    return ChatLogprobs(content)
+
+
+def completion_logprobs(
+    items: Sequence[TokenLogprobs], offsets: Sequence[int], text: TextModel
+) -> CompletionLogprobs:
+    """The older shape; the sampled token is always among its top ones."""
+    tops: list[dict[str, float]] = []
+    for item in items:
+        top = {text.token_text(token): finite(value) for token, value in reversed(item.top)}
+        top.setdefault(text.token_text(item.token_id), finite(item.logprob))
+        tops.append(top)
+    return CompletionLogprobs(
+        list(offsets),
+        [finite(item.logprob) for item in items],
+        [text.token_text(item.token_id) for item in items],
+        tops,
+    )
+
+
+def finite(value: float) -> float:
+    """A log-probability that JSON can hold."""
+    return value if math.isfinite(value) else MINUS_INFINITY
