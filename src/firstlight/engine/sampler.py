@@ -81,11 +81,10 @@ def draw(logits_LV: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
     keys = [stream_key(s.params.seed or 0, len(s.tokens)) for s in sequences]
     truncated = [_is_truncated(sequence) for sequence in sequences]
     tokens_L = torch.empty(len(sequences), dtype=torch.int64, device=device)
-    whole = [row for row, cut in enumerate(truncated) if not cut]
-    if whole:
-        ids_V = torch.arange(scaled_LV.shape[1], device=device)
-        noise = gumbel([keys[row] for row in whole], ids_V)
-        tokens_L[whole] = (scaled_LV[whole] + noise).argmax(-1)
+    ids_V = torch.arange(scaled_LV.shape[1], dtype=torch.int32, device=device)
+    for row in (row for row, is_cut in enumerate(truncated) if not is_cut):
+        # Row by row: the dozen passes over one row stay in the cache.
+        tokens_L[row] = gumbel([keys[row]], ids_V)[0].add_(scaled_LV[row]).argmax()
     cut = [row for row, is_cut in enumerate(truncated) if is_cut]
     if cut:
         tokens_L[cut] = _draw_truncated(
