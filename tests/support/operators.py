@@ -1,0 +1,95 @@
+"""What operators are tested on: matrices of every format, and paged histories with naive attention over them.
+
+Used by the tests of `ops`. The naive formulas are float64 torch without pages, batches or tricks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+import torch
+
+from firstlight.models.layers.linear import StoredMatrix
+from firstlight.ops.contract import AttentionShape, StepRows
+from firstlight.quant.weight import Weight
+
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FORMATS = (*PLAIN, "Q8_0", "Q4_0", "Q4_1")
+
+
+def random_values(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def matrix(values_OI: torch.Tensor, weight_format: str) -> StoredMatrix:
+    """A matrix as a checkpoint would hold it; blocks are made by the gguf package."""
+    if weight_format in PLAIN:
+        raw = values_OI.to(PLAIN[weight_format]).contiguous().view(torch.uint8)
+    else:
+        kind = gguf.GGMLQuantizationType[weight_format]
+        raw = torch.from_numpy(gguf.quants.quantize(values_OI.numpy(), kind))
+    return StoredMatrix(Weight(weight_format, tuple(values_OI.shape), raw))
+
+
+@dataclass(frozen=True)
+class Paged:
+    """Histories of some sequences in a pool; `keys` and `values` [slots, K, D]. Page 0 is zero."""
+
+    shape: AttentionShape
+    page_size: int
+    tables_SP: np.ndarray[tuple[int, int], np.dtype[np.int64]]
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def random(
+        cls, shape: AttentionShape, lengths: Sequence[int], page_size: int = 16, seed: int = 0
+    ) -> Paged:
+        """Pages in random order, so that nothing can be right by luck."""
+        num_pages = [-(-length // page_size) for length in lengths]
+        order = np.random.default_rng(seed).permutation(np.arange(1, sum(num_pages) + 3))
+        tables = np.zeros((len(lengths), max(num_pages)), dtype=np.int64)
+        taken = 0
+        for row, num in enumerate(num_pages):
+            tables[row, :num] = order[taken : taken + num]
+            taken += num
+        slots = (sum(num_pages) + 3) * page_size
+        row_shape = (slots, shape.num_kv_heads, shape.head_size)
+        keys, values = random_values(*row_shape, seed=seed + 1), random_values(*row_shape, seed=seed + 2)
+        keys[:page_size] = values[:page_size] = 0.0
+        return cls(shape, page_size, tables, keys, values)
+
+    def rows(self, entries: Sequence[tuple[int, int, int]]) -> StepRows:
+        """A step of (sequence, first position, number of rows)."""
+        sequences = np.array([entry[0] for entry in entries])
+        counts = np.array([entry[2] for entry in entries])
+        sequence_T = np.repeat(np.arange(len(entries)), counts)  # noqa: N806 - shape suffix
+        positions_T = np.concatenate([np.arange(first, first + num) for _, first, num in entries])  # noqa: N806
+        table = self.tables_SP[sequences]
+        slots = (
+            table[sequence_T, positions_T // self.page_size] * self.page_size + positions_T % self.page_size
+        )
+        return StepRows(
+            positions_T=positions_T,
+            sequence_T=sequence_T,
+            write_slots_T=slots,
+            page_table_SP=table,
+            starts=[entry[1] for entry in entries],
+            counts=[entry[2] for entry in entries],
+            page_size=self.page_size,
+        )
+
+    def naive(self, q_ND: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
+        """Attention of one row, float64 [N, D]."""
+        first = 0 if self.shape.window is None else max(0, position + 1 - self.shape.window)
+        seen = torch.arange(first, position + 1)
+        pages = torch.from_numpy(self.tables_SP[sequence])[seen // self.page_size]
+        slots = pages * self.page_size + seen % self.page_size
+        group = self.shape.num_heads // self.shape.num_kv_heads
+        keys = self.keys[slots].double().repeat_interleave(group, 1)
+        values = self.values[slots].double().repeat_interleave(group, 1)
+        scores = torch.einsum("nd,lnd->nl", q_ND.double(), keys) / self.shape.head_size**0.5
+        return torch.einsum("nl,lnd->nd", scores.softmax(-1), values)
