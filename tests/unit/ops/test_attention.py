@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -18,14 +16,6 @@ from support.operators import Paged, random_values
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000)
 HEADS = {"1 group": (2, 2), "3 groups": (9, 3), "8 groups": (8, 1)}
 WINDOWS = (None, 1, 16, 63, 64, 65, 100)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def shape_of(heads: str, window: int | None = None, size: int = 16) -> AttentionShape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,14 +13,6 @@ from support.operators import FORMATS, matrix, random_values
 OPS = ReferenceBackend("test")
 SHAPES = [(1, 1), (3, 5), (16, 32), (65, 33), (192, 576), (576, 1536), (3072, 576), (1000, 2049)]
 SCALES = (1e-20, 1.0, 1e15)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def assert_close(got: torch.Tensor, expected: torch.Tensor, relative: float = 1e-5) -> None:

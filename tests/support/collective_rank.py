@@ -1,0 +1,84 @@
+"""A rank of a gloo group as a process: `python collective_rank.py RANK RENDEZVOUS SCENARIO DEADLINE_S`.
+
+Says "imported" once torch is there, waits for a line, joins, and prints what came of the scenario as JSON. So
+the ranks join together, however long their imports took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firstlight.base.errors import EngineError
+from firstlight.ops.collectives import Group, join, leave
+
+
+def agree(group: Group) -> dict[str, Any]:
+    """Every collective once, with numbers that tell who took part."""
+    rank = group.rank
+    summed = group.all_reduce("sum", torch.arange(4.0) * 10**rank)
+    # 5 columns shared as 3 and 2.
+    columns = torch.arange(6.0).view(2, 3) if rank == 0 else torch.arange(10.0, 14.0).view(2, 2)
+    joined = group.gather_columns("join", columns, [3, 2])
+    least = group.agree_on_least("least", 7 - rank)
+    return {
+        "sum": summed.tolist(),
+        "join": joined.tolist(),
+        "least": least,
+        "entered": group.entered,
+        "left": group.left,
+    }
+
+
+def absent(group: Group) -> dict[str, Any]:
+    """Rank 1 takes part in one collective and then does not come: it waits for the end of its input."""
+    group.all_reduce("layers.0.mlp", torch.ones(1))
+    if group.rank == 1:
+        sys.stdin.read()
+        return {}
+    return fails(group)
+
+
+def dead(group: Group) -> dict[str, Any]:
+    """Rank 1 leaves without a word."""
+    group.all_reduce("layers.0.mlp", torch.ones(1))
+    if group.rank == 1:
+        sys.stdout.flush()
+        os._exit(9)
+    return fails(group)
+
+
+def fails(group: Group) -> dict[str, Any]:
+    started_s = time.monotonic()
+    try:
+        group.all_reduce("layers.1.attention", torch.ones(1))
+    except EngineError as error:
+        seconds = time.monotonic() - started_s
+        return {
+            "error": str(error),
+            "hint": error.hint,
+            "entered": group.entered,
+            "left": group.left,
+            "seconds": seconds,
+        }
+    return {"error": None}
+
+
+def main() -> None:
+    rank, rendezvous, scenario, deadline_s = sys.argv[1:5]
+    print("imported", flush=True)
+    sys.stdin.readline()
+    group = join(int(rank), 2, Path(rendezvous), "cpu", float(deadline_s))
+    print(json.dumps({"agree": agree, "absent": absent, "dead": dead}[scenario](group)), flush=True)
+    if scenario == "agree":
+        leave()
+
+
+if __name__ == "__main__":
+    main()
