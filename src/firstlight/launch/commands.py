@@ -14,6 +14,10 @@ import msgspec
 from firstlight.base.config import RunConfig
 
 API = "api"
+# How long an operator thread spins for its next piece of work before it sleeps. libgomp's default spins for
+# milliseconds: when any other process takes a core, spinning threads keep it from the one that has work, and a
+# step takes 30 times as long. This few turns bridge the gaps between operators, at no cost on a quiet machine.
+SPIN_COUNT = "1000"
 # Every library that starts a pool of its own reads one of these.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -52,7 +56,8 @@ def core_shares(cores: Sequence[int], ranks: int) -> list[frozenset[int] | None]
 
 def _rank_spec(config: RunConfig, rank: int, cores: frozenset[int] | None) -> ChildSpec:
     command = (*_python("firstlight.engine.rank"), "--run-dir", config.run_dir, "--rank", str(rank))
-    return ChildSpec(rank_name(rank), command, _threads(config.engine.threads), cores=cores)
+    variables = {**_threads(config.engine.threads), "GOMP_SPINCOUNT": SPIN_COUNT}
+    return ChildSpec(rank_name(rank), command, variables, cores=cores)
 
 
 def _api_spec(config: RunConfig, listener_fd: int) -> ChildSpec:
