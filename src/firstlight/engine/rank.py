@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from firstlight.base.config import RunConfig, read_config
 from firstlight.base.errors import FirstlightError
@@ -74,7 +74,7 @@ def _lead(config: RunConfig, progress: ProgressWriter) -> None:
         _self_test(core)
         description = started.checkpoint.description
         channel.send(Ready(started.section.max_model_len, description.vocab_size, started.report))
-        progress.report(READY, detail=f"{started.report['start_s']} s in the engine")
+        progress.report(READY, detail=_explained(started.report))
         _serve(core, channel)
         plans.close()
         _leave()
@@ -86,6 +86,12 @@ def _lead(config: RunConfig, progress: ProgressWriter) -> None:
         raise
     finally:
         channel.close()
+
+
+def _explained(report: dict[str, Any]) -> str:
+    """The start-up report for a person: what runs the model, in which layouts, and where the memory goes."""
+    rows = [("backend", [report["backend"]]), ("layout", report["layouts"]), ("memory", report["memory"])]
+    return "\n".join(f"  {name:<9} {note}" for name, notes in rows for note in notes)
 
 
 def _serve(core: EngineCore, channel: RequestChannel) -> None:

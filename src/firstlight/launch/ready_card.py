@@ -46,7 +46,7 @@ def ready_card(config: RunConfig, took_s: float, *, has_keys: bool) -> str:
 
 def _curl(server: ServerSection, url: str, name: str, has_keys: bool) -> list[str]:
     message = {"role": "user", "content": "What is the capital of France?"}
-    body = json.dumps({"model": name, "messages": [message]})
+    body = json.dumps({"model": name, "temperature": 0, "messages": [message]})
     options = ""
     if server.uds is not None:
         options += f" --unix-socket {shlex.quote(server.uds)}"
