@@ -5,7 +5,7 @@ Invariant: nothing is shown on a screen; a picture is a file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ class Panel:
     title: str
     x_label: str
     y_label: str
-    lines: dict[str, Series]
+    lines: Mapping[str, Series]
     is_log_x: bool = False
 
 

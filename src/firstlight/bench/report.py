@@ -59,9 +59,17 @@ def require_writable(*paths: Path | None) -> None:
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """The first column to the left, all others to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(title=title, box=None, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def facts_table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    """Names and what is to be said of them."""
+    table = Table(title=title, box=None, pad_edge=False, show_header=False)
     for row in rows:
         table.add_row(*row)
     return table

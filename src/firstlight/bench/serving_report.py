@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.table import Table
 
 from firstlight.bench.measures import RequestRecord, Summary, meets, summarize
-from firstlight.bench.report import SUMMARY_COLUMNS, plain_table, summary_row
+from firstlight.bench.report import SUMMARY_COLUMNS, facts_table, plain_table, summary_row
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def tables(report: ServingReport) -> list[Table]:
         summary_row("end to end", report.e2e_s, 1e3),
     ]
     return [
-        plain_table(f"{report.model} ({report.api}), {report.loop}", ("", ""), _facts(report)),
+        facts_table(f"{report.model} ({report.api}), {report.loop}", _facts(report)),
         plain_table("latency, ms", ("", *SUMMARY_COLUMNS), latencies),
     ]
 

@@ -1,0 +1,189 @@
+"""`firstlight bench offline`, `startup`, `quality` and `scheduler`: the engine by itself, and its start.
+
+Registered by `cli.bench`. Invariant: where results are to be stored is checked before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from firstlight.cli.bench_output import JsonFile, PngFile, progress_bar, show
+from firstlight.cli.options import Debug
+
+Model = Annotated[
+    str | None,
+    typer.Argument(help="A GGUF file, a folder or a hub id. Default: the embedded model.", metavar="MODEL"),
+]
+Threads = Annotated[int, typer.Option(help="Operator threads. 0: the usable cores.", min=0)]
+
+
+@dataclass
+class OfflineOptions:
+    """What `bench offline` takes."""
+
+    model: Model = None
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Sequences that decode together; repeatable.", min=1)
+    ] = None
+    length: Annotated[list[int] | None, typer.Option(help="Tokens of a prompt; repeatable.", min=1)] = None
+    steps: Annotated[int, typer.Option(help="Decode steps that are measured.", min=1)] = 32
+    rounds: Annotated[int, typer.Option(help="Prompts that are measured at each length.", min=1)] = 5
+    dtype: Annotated[str, typer.Option(help="auto or float32.")] = "auto"
+    threads: Threads = 0
+    json: JsonFile = None
+    png: PngFile = None
+    debug: Debug = False
+
+
+def offline(options: OfflineOptions) -> None:
+    """Sweep prefill and decode of the engine in this process, without HTTP.
+
+    Says which share of this machine's memory bandwidth and matrix rate it reaches; both are measured on the
+    spot, before and after.
+
+    Examples:
+      firstlight bench offline
+      firstlight bench offline model.gguf --batch 1 --batch 8 --length 128 --json sweep.json
+    """
+    from firstlight.bench.offline import OfflineOrder, bench_offline, plot, tables
+    from firstlight.bench.report import require_writable, save_json
+
+    require_writable(options.json, options.png)
+    order = OfflineOrder(
+        model=_locate(options.model),
+        dtype=options.dtype,
+        threads=options.threads,
+        batches=tuple(options.batch or OfflineOrder.batches),
+        lengths=tuple(options.length or OfflineOrder.lengths),
+        decode_steps=options.steps,
+        rounds=options.rounds,
+    )
+    with progress_bar("points") as advance:
+        report = bench_offline(order, advance)
+    show(*tables(report))
+    if options.json is not None:
+        save_json(options.json, "offline", report)
+    if options.png is not None:
+        plot(report, options.png)
+
+
+@dataclass
+class StartupOptions:
+    """What `bench startup` takes."""
+
+    model: Model = None
+    runs: Annotated[int, typer.Option(help="Launches; the median counts.", min=1)] = 5
+    cold: Annotated[
+        bool, typer.Option("--cold", metavar="", help="Drop the model from the page cache before each.")
+    ] = False
+    flag: Annotated[
+        list[str] | None,
+        typer.Option(help="Flag for the server, as --flag=--threads=1; repeatable.", metavar="FLAG"),
+    ] = None
+    json: JsonFile = None
+    png: PngFile = None
+    debug: Debug = False
+
+
+def startup(options: StartupOptions) -> None:
+    """Launch the server several times: seconds to the port, to ready and to the first token, by phase.
+
+    Examples:
+      firstlight bench startup
+      firstlight bench startup model.gguf --runs 3 --cold --json start.json
+    """
+    from firstlight.bench.report import require_writable, save_json
+    from firstlight.bench.startup import bench_startup, plot, table
+
+    require_writable(options.json, options.png)
+    model = _locate(options.model)
+    with progress_bar("launches") as advance:
+        report = bench_startup(model, options.flag or [], options.runs, cold=options.cold, on_run=advance)
+    show(table(report))
+    if options.json is not None:
+        save_json(options.json, "startup", report)
+    if options.png is not None:
+        plot(report, options.png)
+
+
+@dataclass
+class QualityOptions:
+    """What `bench quality` takes."""
+
+    model: Model = None
+    texts: Annotated[
+        Path | None,
+        typer.Option(help="Your own texts, with lines of ---- between them. Default: ours.", metavar="FILE"),
+    ] = None
+    goal: Annotated[float, typer.Option(help="Mean KL a token that is still good.", min=0)] = 2e-3
+    threads: Threads = 0
+    json: JsonFile = None
+    debug: Debug = False
+
+
+def quality(options: QualityOptions) -> int:
+    """Compare the fast layouts of the weights with float32: KL a token on twenty real texts.
+
+    Measured with 1 and 8 positions in a step and with whole texts, as the layout depends on their number.
+    Ends with exit code 1 where the mean is above the goal.
+
+    Examples:
+      firstlight bench quality
+      firstlight bench quality model.gguf --goal 0.001 --json quality.json
+    """
+    from firstlight.bench.quality import bench_quality, read_texts, table
+    from firstlight.bench.report import require_writable, save_json
+
+    require_writable(options.json)
+    texts = read_texts(options.texts)
+    with progress_bar("texts") as advance:
+        report = bench_quality(_locate(options.model), texts, options.threads, options.goal, advance)
+    show(table(report), "\n".join(["layouts:", *report.layouts]))
+    if options.json is not None:
+        save_json(options.json, "quality", report)
+    return 0 if report.meets_goal else 1
+
+
+@dataclass
+class SchedulerOptions:
+    """What `bench scheduler` takes."""
+
+    running: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = 256
+    waiting: Annotated[list[int] | None, typer.Option(help="Requests in the queue; repeatable.", min=0)] = (
+        None
+    )
+    steps: Annotated[int, typer.Option(help="Steps that are measured.", min=1)] = 400
+    json: JsonFile = None
+    debug: Debug = False
+
+
+def scheduler(options: SchedulerOptions) -> int:
+    """Measure the Python time of the scheduler in a step, with 0, 1,000 and 10,000 requests waiting.
+
+    Ends with exit code 1 where the median is a millisecond or more.
+
+    Examples:
+      firstlight bench scheduler
+      firstlight bench scheduler --running 64 --waiting 100000
+    """
+    from firstlight.bench.report import require_writable, save_json
+    from firstlight.bench.scheduler import bench_scheduler, table
+
+    require_writable(options.json)
+    queues = options.waiting or [0, 1_000, 10_000]
+    report = bench_scheduler(options.running, queues, options.steps)
+    show(table(report))
+    if options.json is not None:
+        save_json(options.json, "scheduler", report)
+    return 0 if report.meets_goal else 1
+
+
+def _locate(model: str | None) -> Path:
+    from firstlight.facts.sources import resolve_model
+
+    return resolve_model(model, notify=lambda text: print(text, file=sys.stderr, flush=True))

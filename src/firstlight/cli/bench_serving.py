@@ -1,0 +1,106 @@
+"""`firstlight bench serving`: load on any OpenAI-compatible server.
+
+Registered by `cli.bench`. Invariant: where results are to be stored is checked before the load begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from firstlight.cli.bench_output import JsonFile, PngFile, progress_bar, show
+from firstlight.cli.options import Debug
+
+
+@dataclass
+class ServingOptions:
+    """What `bench serving` takes."""
+
+    url: Annotated[str, typer.Option(help="Any OpenAI-compatible server.")] = "http://127.0.0.1:8000"
+    concurrency: Annotated[
+        int | None, typer.Option(help="Closed loop: requests open at a time. Default: 8.", min=1)
+    ] = None
+    rate: Annotated[
+        float | None, typer.Option(help="Open loop: requests a second, as a Poisson process.", min=0.001)
+    ] = None
+    requests: Annotated[int, typer.Option(help="Requests that are measured.", min=1)] = 64
+    warmup: Annotated[int, typer.Option(help="Requests before, which are not.", min=0)] = 4
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Tokens of a synthetic prompt; words for chat.", min=1)
+    ] = 64
+    output_tokens: Annotated[int, typer.Option(help="Tokens of every answer.", min=1)] = 128
+    shared_prefix: Annotated[
+        int, typer.Option(help="First tokens that all synthetic prompts share.", min=0)
+    ] = 0
+    prompts: Annotated[
+        Path | None, typer.Option(help='JSONL file: {"prompt": ...} or {"messages": ...}.', metavar="FILE")
+    ] = None
+    api: Annotated[str, typer.Option(help="completions or chat.")] = "completions"
+    model: Annotated[str | None, typer.Option(help="Its name on the server. Default: the first one.")] = None
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
+    stop_at_end: Annotated[
+        bool, typer.Option("--stop-at-end", metavar="", help="Let an end token end an answer early.")
+    ] = False
+    goodput: Annotated[
+        list[str] | None,
+        typer.Option(help="Limit in ms that a good request meets, as ttft:500; repeatable.", metavar="LIMIT"),
+    ] = None
+    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0
+    timeout: Annotated[float, typer.Option(help="Seconds that one answer may take.")] = 600.0
+    api_key: Annotated[
+        str | None, typer.Option(help="The server's key. Default: the first in FIRSTLIGHT_API_KEY.")
+    ] = None
+    json: JsonFile = None
+    png: PngFile = None
+    debug: Debug = False
+
+
+def serving(options: ServingOptions) -> int:
+    """Put a server under load and show what its users feel: latencies, throughput, goodput.
+
+    Closed loop (--concurrency) keeps so many requests open; open loop (--rate) sends them whatever happens,
+    as users do. Prompts are random, so that a prefix cache does not help unless you ask (--shared-prefix).
+
+    Examples:
+      firstlight bench serving --concurrency 32
+      firstlight bench serving --rate 4 --requests 200 --goodput ttft:500 --goodput tpot:50
+      firstlight bench serving --api chat --prompts prompts.jsonl --json result.json --png result.png
+    """
+    from firstlight.base import environment
+    from firstlight.bench.measures import parse_limits
+    from firstlight.bench.prompts import SyntheticPrompts
+    from firstlight.bench.report import require_writable, save_json
+    from firstlight.bench.serving import ServingOrder, bench_serving
+    from firstlight.bench.serving_report import plot, tables
+
+    require_writable(options.json, options.png)
+    is_default = options.concurrency is None and options.rate is None
+    order = ServingOrder(
+        url=options.url,
+        api=options.api,
+        model=options.model,
+        api_key=options.api_key or next(iter(environment.api_keys()), None),
+        prompts=SyntheticPrompts(num_tokens=options.prompt_tokens, num_shared=options.shared_prefix),
+        file=options.prompts,
+        num_requests=options.requests,
+        output_tokens=options.output_tokens,
+        concurrency=8 if is_default else options.concurrency,
+        rate_per_s=options.rate,
+        num_warmup=options.warmup,
+        seed=options.seed,
+        temperature=options.temperature,
+        ignore_eos=not options.stop_at_end,
+        timeout_s=options.timeout,
+        limits_ms=parse_limits(options.goodput or []),
+    )
+    with progress_bar("requests") as advance:
+        report = bench_serving(order, advance)
+    show(*tables(report))
+    if options.json is not None:
+        save_json(options.json, "serving", report)
+    if options.png is not None:
+        plot(report, options.png)
+    return 1 if report.num_errors else 0
