@@ -11,15 +11,17 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
 
-from firstlight.base.config import API_KEYS_FILE, RunConfig, read_config
-from firstlight.base.errors import FirstlightError
+from firstlight.base.config import API_KEYS_FILE, RunConfig, ServerSection, read_config
+from firstlight.base.errors import FirstlightError, UsageError
 from firstlight.base.failure import write_failure
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.serve.app import make_app
@@ -44,9 +46,12 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals ask for a stop; unlike uvicorn's own handler they are not raised again at the end."""
+        """SIGTERM asks for a stop; unlike uvicorn's own handler, it is not raised again at the end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._ask_to_stop)
+        loop.add_signal_handler(signal.SIGTERM, self.ask_to_stop)
         try:
             yield
         finally:
@@ -57,8 +62,17 @@ class HttpServer(uvicorn.Server):
         self._client.drain(self._drain_s)
         await super().shutdown(sockets)
 
-    def _ask_to_stop(self) -> None:
+    def ask_to_stop(self) -> None:
+        """Begins a graceful stop; may be called from any thread."""
         self.should_exit = True
+
+    async def run_on(self, listener: socket.socket) -> None:
+        """Serves on `listener`, which it closes, until asked to stop."""
+        self._client.start()
+        try:
+            await self.serve(sockets=[listener])
+        finally:
+            await self._client.close()
 
 
 def main() -> int:
@@ -72,8 +86,9 @@ def main() -> int:
     set_up(config.server.log_format)
     try:
         listener = socket.socket(fileno=arguments.fd)
+        http = make_http(make_server(config), read_api_keys(arguments.run_dir))
         with asyncio.Runner(loop_factory=_event_loop) as runner:
-            runner.run(serve(config, read_api_keys(arguments.run_dir), listener))
+            runner.run(http.run_on(listener))
     except Exception as error:  # noqa: BLE001 - the top of the process: it becomes the last words
         write_failure(arguments.run_dir, "api", error)
         if config.debug:
@@ -82,41 +97,52 @@ def main() -> int:
     return 0
 
 
-async def serve(config: RunConfig, api_keys: tuple[str, ...], listener: socket.socket) -> None:
-    """Serves on `listener` until asked to stop. The engine is found in the run directory."""
-    metrics = Metrics()
-    client = EngineClient(config.run_dir, metrics.on_step)
-    client.start()
+def make_http(server: Server, api_keys: Sequence[str] = ()) -> HttpServer:
+    """The HTTP side of `server`; raises `UsageError` for TLS files that do not fit."""
+    limits = server.config.server
+    check_tls(limits)
+    settings = uvicorn.Config(
+        make_app(server, api_keys),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=round(limits.drain_s + CLOSE_MARGIN_S),
+        ssl_certfile=limits.tls_cert,
+        ssl_keyfile=limits.tls_key,
+    )
+    return HttpServer(settings, server.client, limits.drain_s)
+
+
+def check_tls(limits: ServerSection) -> None:
+    """Refuses certificate files that cannot be used, before a client meets them."""
+    if limits.tls_cert is None and limits.tls_key is None:
+        return
+    if limits.tls_cert is None or limits.tls_key is None:
+        raise UsageError("TLS needs both files.", "Give --tls-cert and --tls-key together.")
     try:
-        app = make_app(make_server(config, client, metrics), api_keys)
-        limits = config.server
-        settings = uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=round(limits.drain_s + CLOSE_MARGIN_S),
-            ssl_certfile=limits.tls_cert,
-            ssl_keyfile=limits.tls_key,
-        )
-        await HttpServer(settings, client, limits.drain_s).serve(sockets=[listener])
-    finally:
-        await client.close()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(limits.tls_cert, limits.tls_key)
+    except OSError as error:  # ssl.SSLError is one too
+        reason = error.strerror or str(error)
+        raise UsageError(
+            f"The TLS files {limits.tls_cert} and {limits.tls_key} cannot be used: {reason}.",
+            "Give a certificate chain and its unencrypted private key, both in PEM form.",
+        ) from error
 
 
-def make_server(config: RunConfig, client: EngineClient, metrics: Metrics) -> Server:
-    """What the handlers share, for the model of `config`."""
+def make_server(config: RunConfig) -> Server:
+    """What the handlers share, for the model of `config`; the engine is found in its run directory."""
+    metrics = Metrics()
     checkpoint = open_checkpoint(config.model.path)
     defaults = {name: value for name, value in checkpoint.generation_defaults.items() if name in DEFAULTED}
     return Server(
         config,
         TextModel.load(config.model.path, config.model.chat_template),
-        client,
+        EngineClient(config.run_dir, metrics.on_step),
         metrics,
         frozenset(checkpoint.description.eos_token_ids),
         defaults,

@@ -6,20 +6,20 @@ CORS, keys, readiness; so a refusal is logged, readable by browsers, and says no
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import firstlight
 from firstlight.base.errors import RequestError
-from firstlight.serve import errors, handlers_info, handlers_tokens, replies
+from firstlight.serve import docs_page, errors, handlers_info, handlers_tokens, replies
 from firstlight.serve.access import AccessLog
 from firstlight.serve.auth import KeyCheck
 from firstlight.serve.body import read_json
@@ -27,6 +27,7 @@ from firstlight.serve.exchange import Exchange
 from firstlight.serve.gate import Gate
 from firstlight.serve.handlers_chat import ChatAnswer
 from firstlight.serve.handlers_completions import CompletionAnswer
+from firstlight.serve.openapi import describe, gives, takes
 from firstlight.serve.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -36,13 +37,15 @@ from firstlight.serve.protocol import (
 )
 from firstlight.serve.server import Server
 
+_CLIENT_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def make_app(server: Server, api_keys: Sequence[str] = ()) -> ASGIApp:
     """The whole application. Without keys it is open to whoever reaches its port."""
-    app = FastAPI(title="firstlight", version=firstlight.__version__, redoc_url=None)
+    app = FastAPI(title="firstlight", version=firstlight.__version__, docs_url=None, redoc_url=None)
     errors.install(app)
+    describe(app)
     _add_generation(app, server)
     _add_tokens(app, server)
     _add_information(app, server)
@@ -67,24 +70,38 @@ def _add_generation(app: FastAPI, server: Server) -> None:
     def exchange(answer: ChatAnswer | CompletionAnswer, request_id: str, started_s: float) -> Response:
         return Exchange(request_id, answer.run, timeout_s=limits.request_timeout_s, started_s=started_s)
 
-    @app.post("/v1/chat/completions", tags=["generation"], openapi_extra=_takes(ChatRequest))
+    @app.post(
+        "/v1/chat/completions",
+        tags=["generation"],
+        openapi_extra=takes(ChatRequest),
+        responses=gives(replies.ChatCompletion),
+    )
     async def chat(request: Request) -> Response:
         """Answer a conversation, whole or as a stream of chunks."""
-        started_s, request_id = monotonic(), f"chatcmpl-{secrets.token_hex(12)}"
+        started_s, request_id = monotonic(), _request_id("chatcmpl", request)
         body = parse(ChatRequest, await read_json(request, limits.max_body_bytes))
         return exchange(ChatAnswer(server, body, request_id), request_id, started_s)
 
-    @app.post("/v1/completions", tags=["generation"], openapi_extra=_takes(CompletionRequest))
+    @app.post(
+        "/v1/completions",
+        tags=["generation"],
+        openapi_extra=takes(CompletionRequest),
+        responses=gives(replies.Completion),
+    )
     async def completions(request: Request) -> Response:
         """Continue a text, or several."""
-        started_s, request_id = monotonic(), f"cmpl-{secrets.token_hex(12)}"
+        started_s, request_id = monotonic(), _request_id("cmpl", request)
         body = parse(CompletionRequest, await read_json(request, limits.max_body_bytes))
         return exchange(CompletionAnswer(server, body, request_id), request_id, started_s)
 
-    @app.delete("/v1/requests/{request_id}", tags=["generation"])
+    @app.delete("/v1/requests/{request_id}", tags=["generation"], responses=gives(replies.Aborted))
     async def abort(request_id: str) -> Response:
-        """Abort a running request by its id; what it has so far is its answer."""
-        if not server.client.cancel(request_id):
+        """Abort a running request by its id or by the x-request-id it was sent with.
+
+        What it has so far is its answer, with the finish reason "abort".
+        """
+        candidates = [request_id, *(f"{kind}-{request_id}" for kind in ("chatcmpl", "cmpl"))]
+        if not any([server.client.cancel(candidate) for candidate in candidates]):
             raise RequestError(
                 f"No request {request_id[:100]!r} is running; it may have ended already.",
                 param="request_id",
@@ -97,13 +114,20 @@ def _add_generation(app: FastAPI, server: Server) -> None:
 def _add_tokens(app: FastAPI, server: Server) -> None:
     max_bytes = server.config.server.max_body_bytes
 
-    @app.post("/v1/tokenize", tags=["tokens"], openapi_extra=_takes(TokenizeRequest))
+    @app.post(
+        "/v1/tokenize", tags=["tokens"], openapi_extra=takes(TokenizeRequest), responses=gives(replies.Tokens)
+    )
     async def tokenize(request: Request) -> Response:
         """The tokens of a prompt, or of a conversation as the model would see it."""
         body = parse(TokenizeRequest, await read_json(request, max_bytes))
         return _json(await handlers_tokens.tokens_of(server, body))
 
-    @app.post("/v1/detokenize", tags=["tokens"], openapi_extra=_takes(DetokenizeRequest))
+    @app.post(
+        "/v1/detokenize",
+        tags=["tokens"],
+        openapi_extra=takes(DetokenizeRequest),
+        responses=gives(replies.Text),
+    )
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
         body = parse(DetokenizeRequest, await read_json(request, max_bytes))
@@ -111,12 +135,12 @@ def _add_tokens(app: FastAPI, server: Server) -> None:
 
 
 def _add_information(app: FastAPI, server: Server) -> None:
-    @app.get("/v1/models", tags=["information"])
+    @app.get("/v1/models", tags=["information"], responses=gives(replies.ModelList))
     async def models() -> Response:
         """The served model, by each of its names."""
         return _json(handlers_info.models(server))
 
-    @app.get("/v1/models/{name:path}", tags=["information"])
+    @app.get("/v1/models/{name:path}", tags=["information"], responses=gives(replies.Model))
     async def model(name: str) -> Response:
         """One model."""
         return _json(handlers_info.model(server, name))
@@ -137,17 +161,22 @@ def _add_information(app: FastAPI, server: Server) -> None:
         server.metrics.set_ready(server.client.is_serving)
         return Response(server.metrics.scrape(), media_type=METRICS_TYPE)
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """A page that shows /openapi.json; it needs nothing from other hosts."""
+        return Response(docs_page.PAGE, media_type="text/html")
+
     @app.get("/server_info", tags=["information"])
     async def server_info() -> Response:
         """Version, configuration, start-up report and current state."""
         return _json(handlers_info.server_info(server))
 
 
+def _request_id(kind: str, request: Request) -> str:
+    """Our own id, or one made of the client's x-request-id, by which it can abort before it hears of ours."""
+    given = request.headers.get("x-request-id", "")
+    return f"{kind}-{given if _CLIENT_ID.fullmatch(given) else secrets.token_hex(12)}"
+
+
 def _json(value: Any) -> Response:
     return Response(replies.encode(value), media_type="application/json")
-
-
-def _takes(kind: type[BaseModel]) -> dict[str, Any]:
-    """The description of a request body that the handler reads itself."""
-    schema = kind.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

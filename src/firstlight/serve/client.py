@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from firstlight.base.errors import RequestError
 from firstlight.engine.messages import (
     FINISH_ERROR,
     FINISH_REJECTED,
@@ -145,8 +146,8 @@ class EngineClient:
         self._requests.connect(f"ipc://{self._run_dir / REQUESTS_SOCKET}")
         outputs = zmq.asyncio.Context(self._context).socket(zmq.PULL)
         outputs.setsockopt(zmq.RCVHWM, 0)
-        self._outputs = outputs
         monitor = outputs.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._outputs, self._monitor = outputs, monitor
         outputs.connect(f"ipc://{self._run_dir / OUTPUTS_SOCKET}")
         self._tasks = [
             asyncio.create_task(self._receive(outputs), name="engine outputs"),
@@ -160,12 +161,25 @@ class EngineClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._end_all("the server stops")
         self._outputs.disable_monitor()
+        self._monitor.close(0)
         self._outputs.close(0)
         self._requests.close()
         self._context.term()
 
     def open(self, group: str, submits: Sequence[Submit], on_output: OnOutput | None = None) -> Mailbox:
-        """Submits the sequences of one HTTP request. The caller must `close` the mailbox."""
+        """Submits the sequences of one HTTP request. The caller must `close` the mailbox.
+
+        Raises `RequestError` when the engine does not serve or the id is in use.
+        """
+        if not self.is_serving:
+            raise self.unavailable()
+        if group in self._groups:
+            raise RequestError(
+                f"A request with the id {group!r} is running; choose another x-request-id.",
+                param="x-request-id",
+                code="duplicate_request_id",
+                status=409,
+            )
         box = Mailbox(self, group, submits, on_output)
         self._groups[group] = [submit.request_id for submit in submits]
         for submit in submits:
@@ -174,11 +188,20 @@ class EngineClient:
         return box
 
     def cancel(self, group: str) -> bool:
-        """Aborts an HTTP request by its id; its sequences end with the reason "abort". False if unknown."""
+        """Aborts an HTTP request by its id; its sequences end with the reason "abort". False if none runs."""
         open_ids = [id_ for id_ in self._groups.get(group, ()) if id_ in self._boxes]
         if open_ids:
             self._send(Abort(open_ids))
         return bool(open_ids)
+
+    def unavailable(self) -> RequestError:
+        """Why the engine does not serve, and when to ask again."""
+        if self.failure is not None:
+            hint = f" {self.failure.hint}" if self.failure.hint else ""
+            return _unavailable(f"The engine failed: {self.failure.message}.{hint}", "engine_failed", 10.0)
+        if self.is_draining:
+            return _unavailable("The server is stopping; ask another one.", "stopping", 5.0)
+        return _unavailable(f"The model is not ready yet: {_where(self.progress)}.", "starting", 1.0)
 
     def drain(self, deadline_s: float) -> None:
         """Takes no new requests; tells the engine to finish what runs within `deadline_s`, then to leave."""
@@ -247,3 +270,17 @@ class EngineClient:
         for request_id, box in list(self._boxes.items()):
             del self._boxes[request_id]
             box.deliver(SequenceOutput(request_id, [], finish_reason=FINISH_ERROR, error=error))
+
+
+def _where(progress: Progress | None) -> str:
+    if progress is None:
+        return "the engine process is starting"
+    text = f"phase {progress.phase}"
+    if progress.total:
+        share = 100 * progress.done // progress.total
+        text += f", {progress.done} of {progress.total} {progress.unit} ({share} %)"
+    return f"{text}, {progress.detail}" if progress.detail else text
+
+
+def _unavailable(message: str, code: str, retry_after_s: float) -> RequestError:
+    return RequestError(message, code=code, status=503, kind="server_error", retry_after_s=retry_after_s)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from firstlight.engine.messages import FINISH_ERROR, FINISH_REJECTED, Submit
+from firstlight.engine.messages import FINISH_ABORT, FINISH_ERROR, FINISH_REJECTED, Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.serve.choice import Choice, Delta, TextOptions
 from firstlight.serve.errors import engine_error
@@ -44,6 +44,7 @@ class Generation:
             Choice(server.text, job.params, job.options, server.end_token_ids) for _ in range(total)
         ]
         self._num_open = total
+        self._is_accepted = False
 
     async def __aenter__(self) -> Self:
         job = self._job
@@ -64,8 +65,9 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._mailbox.close()
-        prompt_tokens = sum(map(len, self._job.prompts))
-        self._server.metrics.record_tokens(prompt_tokens, self.usage().completion_tokens)
+        for choice in self.choices:
+            if not choice.is_finished:
+                self._server.metrics.record_end(FINISH_ABORT, self._job.arrived_s)
 
     @property
     def is_finished(self) -> bool:
@@ -78,6 +80,9 @@ class Generation:
             index, output = await self._mailbox.next()
             if output.finish_reason in (FINISH_REJECTED, FINISH_ERROR):
                 raise engine_error(output)
+            if not self._is_accepted:
+                self._is_accepted = True
+                self._server.metrics.record_prompt(sum(map(len, self._job.prompts)))
             choice = self.choices[index]
             if choice.is_finished:
                 continue

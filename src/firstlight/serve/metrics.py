@@ -85,6 +85,7 @@ class Metrics(Collector):
         def on_output(output: SequenceOutput) -> None:
             if not output.token_ids:
                 return
+            self._tokens["generation"] += len(output.token_ids)
             now_s = monotonic()
             before_s = last_s.get(output.request_id)
             if before_s is None:
@@ -95,10 +96,9 @@ class Metrics(Collector):
 
         return on_output
 
-    def record_tokens(self, prompt_tokens: int, generated_tokens: int) -> None:
-        """Tokens of a request that is over."""
-        self._tokens["prompt"] += prompt_tokens
-        self._tokens["generation"] += generated_tokens
+    def record_prompt(self, num_tokens: int) -> None:
+        """A prompt was taken by the engine."""
+        self._tokens["prompt"] += num_tokens
 
     def record_end(self, finish_reason: str, arrived_s: float) -> None:
         """A sequence ended."""
@@ -127,7 +127,7 @@ class Metrics(Collector):
             yield CounterMetricFamily(f"firstlight:{name}", description, read(self._stats))
         for kind in ("prompt", "generation"):
             yield CounterMetricFamily(
-                f"firstlight:{kind}_tokens", f"Tokens of finished requests: {kind}.", self._tokens[kind]
+                f"firstlight:{kind}_tokens", f"Tokens taken or made: {kind}.", self._tokens[kind]
             )
         yield CounterMetricFamily(
             "firstlight:disconnects",
