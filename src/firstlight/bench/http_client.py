@@ -51,11 +51,18 @@ class HttpClient:
         self._open: set[_Connection] = set()
 
     async def request(
-        self, method: str, path: str, body: bytes = b"", on_event: OnEvent | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        on_event: OnEvent | None = None,
+        headers: str = "",
     ) -> Reply:
-        """One exchange. Raises `OSError` where the connection fails or breaks off."""
+        """One exchange. `headers` are whole lines. Raises `OSError` where the connection breaks off."""
         content = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body else ""
-        message = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}{content}\r\n".encode() + body
+        message = (
+            f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}{headers}{content}\r\n".encode() + body
+        )
         while True:
             connection, is_fresh = await self._connection()
             try:

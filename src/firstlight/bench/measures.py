@@ -95,6 +95,17 @@ def median(values: Iterable[float]) -> float:
     return percentile(sorted(values), 50)
 
 
+def linear_growth(points: Sequence[tuple[float, float]]) -> float:
+    """By how much y grows from the first x to the last on the straight line of least squares."""
+    if len(points) < 2:
+        return 0.0
+    mean_x = math.fsum(x for x, _ in points) / len(points)
+    mean_y = math.fsum(y for _, y in points) / len(points)
+    spread = math.fsum((x - mean_x) ** 2 for x, _ in points)
+    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    return slope * (points[-1][0] - points[0][0])
+
+
 def parse_limits(texts: Iterable[str]) -> dict[str, float]:
     """Limits in milliseconds by name from words like "ttft:500"; several may stand in one text."""
     limits: dict[str, float] = {}

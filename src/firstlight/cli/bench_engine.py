@@ -5,20 +5,23 @@ Registered by `cli.bench`. Invariant: where results are to be stored is checked 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from firstlight.cli.bench_output import JsonFile, PngFile, progress_bar, show
+from firstlight.cli.bench_output import (
+    JsonFile,
+    ModelArgument,
+    PngFile,
+    ServerFlags,
+    locate,
+    progress_bar,
+    show,
+)
 from firstlight.cli.options import Debug
 
-Model = Annotated[
-    str | None,
-    typer.Argument(help="A GGUF file, a folder or a hub id. Default: the embedded model.", metavar="MODEL"),
-]
 Threads = Annotated[int, typer.Option(help="Operator threads. 0: the usable cores.", min=0)]
 
 
@@ -26,7 +29,7 @@ Threads = Annotated[int, typer.Option(help="Operator threads. 0: the usable core
 class OfflineOptions:
     """What `bench offline` takes."""
 
-    model: Model = None
+    model: ModelArgument = None
     batch: Annotated[
         list[int] | None, typer.Option(help="Sequences that decode together; repeatable.", min=1)
     ] = None
@@ -55,7 +58,7 @@ def offline(options: OfflineOptions) -> None:
 
     require_writable(options.json, options.png)
     order = OfflineOrder(
-        model=_locate(options.model),
+        model=locate(options.model),
         dtype=options.dtype,
         threads=options.threads,
         batches=tuple(options.batch or OfflineOrder.batches),
@@ -76,15 +79,12 @@ def offline(options: OfflineOptions) -> None:
 class StartupOptions:
     """What `bench startup` takes."""
 
-    model: Model = None
+    model: ModelArgument = None
     runs: Annotated[int, typer.Option(help="Launches; the median counts.", min=1)] = 5
     cold: Annotated[
         bool, typer.Option("--cold", metavar="", help="Drop the model from the page cache before each.")
     ] = False
-    flag: Annotated[
-        list[str] | None,
-        typer.Option(help="Flag for the server, as --flag=--threads=1; repeatable.", metavar="FLAG"),
-    ] = None
+    flag: ServerFlags = None
     json: JsonFile = None
     png: PngFile = None
     debug: Debug = False
@@ -101,7 +101,7 @@ def startup(options: StartupOptions) -> None:
     from firstlight.bench.startup import bench_startup, plot, table
 
     require_writable(options.json, options.png)
-    model = _locate(options.model)
+    model = locate(options.model)
     with progress_bar("launches") as advance:
         report = bench_startup(model, options.flag or [], options.runs, cold=options.cold, on_run=advance)
     show(table(report))
@@ -115,7 +115,7 @@ def startup(options: StartupOptions) -> None:
 class QualityOptions:
     """What `bench quality` takes."""
 
-    model: Model = None
+    model: ModelArgument = None
     texts: Annotated[
         Path | None,
         typer.Option(help="Your own texts, with lines of ---- between them. Default: ours.", metavar="FILE"),
@@ -142,7 +142,7 @@ def quality(options: QualityOptions) -> int:
     require_writable(options.json)
     texts = read_texts(options.texts)
     with progress_bar("texts") as advance:
-        report = bench_quality(_locate(options.model), texts, options.threads, options.goal, advance)
+        report = bench_quality(locate(options.model), texts, options.threads, options.goal, advance)
     show(table(report), "\n".join(["layouts:", *report.layouts]))
     if options.json is not None:
         save_json(options.json, "quality", report)
@@ -181,9 +181,3 @@ def scheduler(options: SchedulerOptions) -> int:
     if options.json is not None:
         save_json(options.json, "scheduler", report)
     return 0 if report.meets_goal else 1
-
-
-def _locate(model: str | None) -> Path:
-    from firstlight.facts.sources import resolve_model
-
-    return resolve_model(model, notify=lambda text: print(text, file=sys.stderr, flush=True))

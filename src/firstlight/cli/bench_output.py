@@ -5,6 +5,7 @@ Used by the files of that group. Invariant: tables go to standard output, everyt
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,22 @@ if TYPE_CHECKING:
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Store the numbers as JSON.", metavar="FILE")]
 PngFile = Annotated[Path | None, typer.Option("--png", help="Store a picture.", metavar="FILE")]
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(help="A GGUF file, a folder or a hub id. Default: the embedded model.", metavar="MODEL"),
+]
+ServerFlags = Annotated[
+    list[str] | None,
+    typer.Option(help="Flag for the server, as --flag=--threads=1; repeatable.", metavar="FLAG"),
+]
+
+
+def locate(model: str | None) -> Path:
+    """A local path for the model that was asked for."""
+    from firstlight.facts.sources import resolve_model
+
+    return resolve_model(model, notify=lambda text: print(text, file=sys.stderr, flush=True))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`firstlight bench serving`: load on any OpenAI-compatible server.
+"""`firstlight bench serving` and `soak`: load on any OpenAI-compatible server, and much of it on our own.
 
 Registered by `cli.bench`. Invariant: where results are to be stored is checked before the load begins.
 """
@@ -11,7 +11,15 @@ from typing import Annotated
 
 import typer
 
-from firstlight.cli.bench_output import JsonFile, PngFile, progress_bar, show
+from firstlight.cli.bench_output import (
+    JsonFile,
+    ModelArgument,
+    PngFile,
+    ServerFlags,
+    locate,
+    progress_bar,
+    show,
+)
 from firstlight.cli.options import Debug
 
 
@@ -104,3 +112,48 @@ def serving(options: ServingOptions) -> int:
     if options.png is not None:
         plot(report, options.png)
     return 1 if report.num_errors else 0
+
+
+@dataclass
+class SoakOptions:
+    """What `bench soak` takes."""
+
+    model: ModelArgument = None
+    minutes: Annotated[float, typer.Option(help="How long traffic lasts.", min=0.05)] = 20.0
+    clients: Annotated[int, typer.Option(help="Requests open at a time.", min=1)] = 16
+    seed: Annotated[int, typer.Option(help="Of the traffic.")] = 0
+    flag: ServerFlags = None
+    json: JsonFile = None
+    png: PngFile = None
+    debug: Debug = False
+
+
+def soak(options: SoakOptions) -> int:
+    """Run mixed traffic with random aborts against a server of its own, and look at what is left.
+
+    Passes if no request failed, every KV page is free, the log has no traceback and memory stayed flat after
+    the first quarter; ends with exit code 1 otherwise.
+
+    Examples:
+      firstlight bench soak
+      firstlight bench soak model.gguf --minutes 5 --clients 32 --png soak.png
+    """
+    from firstlight.bench.report import require_writable, save_json
+    from firstlight.bench.soak import SoakOrder, bench_soak, plot, table
+
+    require_writable(options.json, options.png)
+    order = SoakOrder(
+        model=locate(options.model),
+        minutes=options.minutes,
+        clients=options.clients,
+        seed=options.seed,
+        flags=tuple(options.flag or ()),
+    )
+    with progress_bar("seconds") as advance:
+        report = bench_soak(order, advance)
+    show(table(report))
+    if options.json is not None:
+        save_json(options.json, "soak", report)
+    if options.png is not None:
+        plot(report, options.png)
+    return 1 if report.problems else 0
