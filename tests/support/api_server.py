@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,6 +45,7 @@ class ApiServer:
         keys: Sequence[str] = (),
         text: TextModel | None = None,
         ready: bool = True,
+        defaults: Mapping[str, Any] | None = None,
         **section: Any,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fl-")
@@ -57,7 +58,9 @@ class ApiServer:
         )
         self.metrics = Metrics()
         self.client = EngineClient(run_dir, self.metrics.on_step)
-        server = Server(self.config, text or byte_text(), self.client, self.metrics, frozenset({END}))
+        server = Server(
+            self.config, text or byte_text(), self.client, self.metrics, frozenset({END}), defaults or {}
+        )
         self.engine = FakeEngine(run_dir, script or says("Hello!"))
         self._is_ready = ready
         self._http: HttpServer = make_http(server, keys)
