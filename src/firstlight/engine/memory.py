@@ -27,12 +27,25 @@ class SequenceMemory:
         """The cached prefix of its tokens, never all of them: the last token's logits must be computed."""
         return self.prefix.match(sequence.tokens, (len(sequence.tokens) - 1) // self.page_size_tokens)
 
-    def fits_whole(self, sequence: Sequence, path: list[Node]) -> bool:
-        """Whether all its tokens fit beside what runs, given its cached prefix."""
+    def num_missing(self, sequence: Sequence) -> int:
+        """Pages that a running sequence still needs for the tokens it has."""
+        return max(0, self.pages_for(len(sequence.tokens)) - len(sequence.pages))
+
+    def is_computing(self, other: Sequence, sequence: Sequence, path: list[Node]) -> bool:
+        """Whether `other`, a running prompt, is about to fill the page that comes after `path`."""
+        start, size = len(path) * self.page_size_tokens, self.page_size_tokens
+        if not self.prefix.enabled or start + size >= len(sequence.tokens):
+            return False
+        node = path[-1] if path else self.prefix.root
+        page = slice(start, start + size)
+        return other.node is node and other.tokens[page] == sequence.tokens[page]
+
+    def fits_whole(self, sequence: Sequence, path: list[Node], reserved: int = 0) -> bool:
+        """Whether all its tokens fit beside what runs, given its cached prefix and `reserved` pages."""
         # Idle pages of the path are about to be held, so they are not available for the rest.
         idle = sum(self.prefix.is_idle(node.page) for node in path)
         missing = self.pages_for(len(sequence.tokens)) - len(path)
-        return missing <= self.prefix.num_available - idle
+        return missing <= self.prefix.num_available - idle - reserved
 
     def start(self, sequence: Sequence, path: list[Node]) -> None:
         """Gives a sequence (which has a slot) its cached prefix."""

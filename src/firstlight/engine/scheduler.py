@@ -26,6 +26,7 @@ from firstlight.engine.messages import (
 )
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.prefix import PrefixCache
+from firstlight.engine.rejection import rejection
 from firstlight.engine.request import NO_SLOT, NO_TOKEN, Sequence
 from firstlight.engine.waiting import WaitingQueue
 
@@ -33,6 +34,8 @@ Entries = list[tuple[Sequence, int]]  # who runs, and how many of its tokens
 
 # A prompt chunk smaller than this is not worth its step, unless it ends the prompt.
 MIN_CHUNK_TOKENS = 32
+# How many waiting sequences one step may pass over because another is just computing their prefix.
+MAX_HELD = 32
 
 
 class Scheduler:
@@ -60,8 +63,11 @@ class Scheduler:
 
     def submit(self, submit: Submit) -> None:
         """Queues a request, or rejects it: the reason is in the outputs of the next `take_finished`."""
-        reason = self._reject_reason(submit)
-        if reason:
+        if submit.request_id in self._by_id:
+            reason: str | None = f"request id {submit.request_id!r} is already in use"
+        else:
+            reason = rejection(submit, self._section, len(self._waiting))
+        if reason is not None:
             self._finish_unrun(submit.request_id, FINISH_REJECTED, reason)
             return
         sequence = Sequence(submit, next(self._arrivals), self._end_ids, self._section.max_model_len)
@@ -196,15 +202,19 @@ class Scheduler:
     def _admit(self, entries: Entries, budget: int) -> None:
         if self._preempted_now:
             return  # memory is short: what was just preempted must not come back in the same step
-        while budget > 0 and self._free_slots:
-            sequence = self._waiting.peek()
-            if sequence is None:
-                return
+        held: list[Sequence] = []
+        while budget > 0 and self._free_slots and len(held) < MAX_HELD and len(self._waiting):
+            sequence = self._waiting.pop()
             path = self._memory.cached_path(sequence)
+            prefilling = [s for s in self._running if len(s.tokens) - s.num_computed > 1]
+            if any(self._memory.is_computing(other, sequence, path) for other in prefilling):
+                held.append(sequence)  # its prefix will be in the cache in a step or two
+                continue
             # Admitting what cannot hold its whole prompt would preempt at once and waste the prefill.
-            if not self._memory.fits_whole(sequence, path):
-                return
-            self._waiting.pop()
+            reserved = sum(self._memory.num_missing(other) for other in prefilling)
+            if not self._memory.fits_whole(sequence, path, reserved):
+                held.append(sequence)
+                break
             sequence.slot = self._free_slots.pop()
             self._memory.start(sequence, path)
             self._count_cache_hit(sequence)
@@ -214,6 +224,8 @@ class Scheduler:
             assert grown, "an admitted sequence has its pages"
             entries.append((sequence, num))
             budget -= num
+        for sequence in held:
+            self._waiting.push(sequence)
 
     def _count_cache_hit(self, sequence: Sequence) -> None:
         if sequence.admitted:
@@ -271,21 +283,6 @@ class Scheduler:
         self._memory.release(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = NO_SLOT
-
-    def _reject_reason(self, submit: Submit) -> str | None:
-        limit = self._section.max_model_len
-        if len(self._waiting) >= self._section.max_queue:
-            return f"queue full: {len(self._waiting)} requests wait, the limit is {self._section.max_queue}"
-        if submit.request_id in self._by_id:
-            return f"request id {submit.request_id!r} is already in use"
-        if not submit.prompt_token_ids:
-            return "the prompt is empty"
-        if len(submit.prompt_token_ids) >= limit:
-            return (
-                f"the prompt has {len(submit.prompt_token_ids)} tokens, but this server takes at most "
-                f"{limit - 1} (max_model_len {limit}, one of them for the answer)"
-            )
-        return None
 
     def _finish_unrun(self, request_id: str, reason: str, error: str | None) -> None:
         self._finished.append(SequenceOutput(request_id, [], finish_reason=reason, error=error))
