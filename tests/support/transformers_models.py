@@ -99,6 +99,6 @@ def save(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
 
 
 @torch.inference_mode()
-def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
-    """Logits at every position [T, V]."""
-    return model(torch.tensor([tokens])).logits[0]
+def logits_of(model: Any, tokens: list[int], last: int = 0) -> torch.Tensor:
+    """Logits at every position, or at the `last` ones [T, V]."""
+    return model(torch.tensor([tokens]), logits_to_keep=last).logits[0]

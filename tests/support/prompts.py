@@ -1,0 +1,38 @@
+"""Thirty-two prompts as people write them: questions, code, other languages, lists, dialogue, numbers."""
+
+from __future__ import annotations
+
+PROMPTS = (
+    "What is the capital of France?",
+    "Explain photosynthesis to a child of eight.",
+    "Write a haiku about the first light of the morning.",
+    "Translate into German: The train leaves at seven.",
+    "List five uses for a paper clip.",
+    "def fibonacci(n):\n    ",
+    "Why is the sky blue, and why are sunsets red?",
+    "Summarise: The committee met on Tuesday. It agreed on the budget and postponed the vote on the bridge.",
+    "Once upon a time, in a village by the sea,",
+    "What is 17 * 23? Think step by step.",
+    "Give me a recipe for lentil soup with what most kitchens have.",
+    "Who wrote Pride and Prejudice, and when?",
+    "SELECT name, COUNT(*) FROM orders WHERE",
+    "Write an e-mail declining a meeting politely.",
+    "¿Cuáles son los planetas del sistema solar?",
+    "Quelle est la différence entre le temps et le climat ?",
+    "A farmer has 12 sheep and all but 5 run away. How many are left?",
+    "Name three differences between TCP and UDP.",
+    "The quick brown fox jumps over the lazy dog. The quick brown fox",
+    "Make a table of the first ten prime numbers and their squares.",
+    "What should I pack for a week in Iceland in March?",
+    "Correct the grammar: she don't likes apples since two years.",
+    "Describe the taste of coffee to someone who has never had it.",
+    "1, 1, 2, 3, 5, 8, 13,",
+    "Is it possible to see the Great Wall of China from space?",
+    "Write the first paragraph of a detective story set on a night train.",
+    "How do I undo the last commit in git without losing my changes?",
+    "日本の首都はどこですか。",
+    "Explain the difference between a list and a tuple in Python.",
+    "What are the symptoms of dehydration?",
+    "Continue: To be, or not to be, that is the question:",
+    "Plan a birthday party for ten children with a budget of 100 euros.",
+)
