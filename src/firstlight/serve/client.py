@@ -120,7 +120,6 @@ class EngineClient:
         self._on_failure = on_failure
         self._boxes: dict[str, Mailbox] = {}
         self._groups: dict[str, list[str]] = {}
-        self._context = zmq.Context()
         self._tasks: list[asyncio.Task[None]] = []
         self.progress: Progress | None = None
         self.ready: Ready | None = None
@@ -140,6 +139,7 @@ class EngineClient:
 
     def start(self) -> None:
         """Connects and starts to receive; the engine may come later."""
+        self._context = zmq.Context()
         self._requests = self._context.socket(zmq.PUSH)
         self._requests.setsockopt(zmq.SNDHWM, 0)
         self._requests.setsockopt(zmq.LINGER, 500)
@@ -235,6 +235,8 @@ class EngineClient:
                     self.ready = message
                 case Failed():
                     self._fail(message)
+            # A message that is there already is received without a pause; others want their turn too.
+            await asyncio.sleep(0)
 
     def _dispatch(self, step: StepOutputs) -> None:
         self.stats = step.stats
