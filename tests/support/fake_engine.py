@@ -134,10 +134,10 @@ class FakeEngine:
     def _turn(self, requests: zmq.Socket[bytes], outputs: zmq.Socket[bytes]) -> None:
         if requests.poll(0 if self._running else 5):
             self._take(decode_to_engine(requests.recv()))
-        with self._news:
-            messages, self._to_send = self._to_send, []
-        for message in messages:
-            outputs.send(encode(message))
+        while self._to_send:
+            outputs.send(encode(self._to_send[0]))
+            with self._news:
+                del self._to_send[0]
         step = self._step()
         if step:
             if any(running.script.repeat for running in self._running.values()):

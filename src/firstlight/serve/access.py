@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from firstlight.serve.metrics import Metrics
 
 log = logging.getLogger("firstlight.access")
-# Asked every few seconds by machines; a line for each would bury the rest.
+# Asked many times a minute by machines, also while the model loads; a line for each would bury the rest.
 _QUIET_PATHS = frozenset({"/health", "/health/live", "/metrics"})
 
 
@@ -51,7 +51,7 @@ class AccessLog:
         self._metrics.record_answer(route, status)
         if not is_complete:
             self._metrics.record_disconnect()
-        if scope["path"] in _QUIET_PATHS and status == 200:
+        if scope["path"] in _QUIET_PATHS:
             return
         end = "" if is_complete else ", the client left"
         log.info("%s %s %s, %.1f ms%s", scope["method"], scope["path"], status, 1000 * took_s, end)

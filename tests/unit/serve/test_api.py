@@ -1,0 +1,114 @@
+"""The api process itself, started as the launcher starts it: it serves, ends with code 0, has last words."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from firstlight.base.config import (
+    API_KEYS_FILE,
+    EngineSection,
+    ModelSection,
+    RunConfig,
+    ServerSection,
+    write_config,
+)
+from firstlight.base.failure import read_failure
+from firstlight.engine.messages import Drain
+from support.api_server import says, wait_until
+from support.byte_text import TEMPLATE, byte_tokenizer
+from support.checkpoints import random_weights, tiny_description, write_hf_folder
+from support.fake_engine import DEADLINE_S, FakeEngine
+
+BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="fl-") as folder:  # short: it holds Unix sockets
+        yield Path(folder)
+
+
+def write_model(folder: Path) -> Path:
+    description = tiny_description(vocab_size=300, eos_token_ids=(257,))
+    write_hf_folder(folder, description, random_weights(description))
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 257, "temperature": 0.5}))
+    return folder
+
+
+def start(run_dir: Path, model: str, **section: Any) -> tuple[subprocess.Popen[bytes], str]:
+    """The process, and the URL at which it serves."""
+    config = RunConfig(
+        run_dir=str(run_dir),
+        model=ModelSection(path=model, served_names=("tiny",)),
+        engine=EngineSection(),
+        server=ServerSection(drain_s=5.0, **section),
+    )
+    write_config(config)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        command = [sys.executable, "-P", "-m", "firstlight.serve.api", "--run-dir", str(run_dir)]
+        process = subprocess.Popen(
+            [*command, "--fd", str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        return process, f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_it_serves_and_ends_with_code_0(run_dir: Path, tmp_path: Path) -> None:
+    (run_dir / API_KEYS_FILE).write_text("key\n")
+    process, url = start(run_dir, str(write_model(tmp_path)))
+    engine = FakeEngine(run_dir, says("Hello!")).start()
+    try:
+        headers = {"authorization": "Bearer key"}
+        with httpx.Client(base_url=url, headers=headers, timeout=DEADLINE_S, trust_env=False) as http:
+            wait_until(lambda: http.get("/health").status_code == 200, "ready")
+            answer = http.post("/v1/chat/completions", json=BODY).json()
+            assert answer["choices"][0]["message"]["content"] == "Hello!"
+            assert http.get("/server_info").json()["generation_defaults"] == {"temperature": 0.5}
+            http.headers["authorization"] = "Bearer wrong"
+            assert http.get("/v1/models").status_code == 401
+        process.send_signal(signal.SIGINT)  # of a terminal; only the launcher's SIGTERM counts
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+        assert len(engine.wait_for(Drain)) == 1
+        assert read_failure(run_dir, "api") is None
+    finally:
+        process.kill()
+        process.wait()
+        engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("section", "model", "exit_code", "message"),
+    [
+        ({}, "none.gguf", 3, "does not exist"),
+        ({"tls_cert": "none.pem", "tls_key": "none.pem"}, "", 2, "none.pem"),
+    ],
+)
+def test_a_start_that_fails_leaves_last_words(
+    run_dir: Path, tmp_path: Path, section: dict[str, str], model: str, exit_code: int, message: str
+) -> None:
+    path = str(tmp_path / model) if model else str(write_model(tmp_path))
+    process, _ = start(run_dir, path, **section)
+    assert process.wait(DEADLINE_S) == exit_code
+    failure = read_failure(run_dir, "api")
+    assert failure is not None
+    assert (failure.exit_code, bool(failure.hint)) == (exit_code, True)
+    assert message in failure.message
