@@ -1,0 +1,92 @@
+"""Two ranks give what one rank gives, through real processes; a rank that dies ends the engine and is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from firstlight.base.failure import read_failure
+from firstlight.engine.messages import Submit
+from firstlight.facts.sources import resolve_model
+from firstlight.text.model import TextModel
+from support.checkpoints import random_weights, tiny_description, write_hf_folder
+from support.engines import Harness, submit
+from support.prompts import PROMPTS
+from support.rank_processes import RankProcesses, logprobs_of, tokens_of
+from support.workloads import requests
+
+pytestmark = pytest.mark.timeout(600)  # two processes that import torch, on a machine that may be busy
+VOCABULARY = 501  # 251 and 250 tokens of the head
+SIZES = {"max_num_seqs": 8, "max_batched_tokens": 64, "max_model_len": 256}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three KV heads and three blocks of the inner width: shares of two and one."""
+    description = tiny_description(
+        num_heads=9,
+        num_kv_heads=3,
+        vocab_size=VOCABULARY,
+        attention_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+    )
+    return write_hf_folder(tmp_path_factory.mktemp("tiny") / "m", description, random_weights(description))
+
+
+def assert_equal_to_one_rank(path: Path, workload: list[Submit], **sizes: int) -> None:
+    alone = Harness(path, **sizes).run(workload)
+    with RankProcesses(path, 2, **sizes) as ranks:
+        ready = ranks.wait_until_ready()
+        assert ready.max_model_len == sizes["max_model_len"]
+        together = ranks.run(workload)
+        assert ranks.drain() == [0, 0]
+    for item in workload:
+        name = item.request_id
+        assert tokens_of(together[name]) == alone[name].tokens, name
+        assert together[name][-1].finish_reason == alone[name].finish_reason
+        expected = [entry.logprob for entry in alone[name].logprobs]
+        assert logprobs_of(together[name]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_two_ranks_equal_one_on_a_tiny_model(folder: Path) -> None:
+    assert_equal_to_one_rank(folder, requests(16, VOCABULARY), **SIZES)
+
+
+def test_two_ranks_equal_one_on_the_real_model() -> None:
+    """Quantised blocks are cut between the ranks: 9 heads, 3 of them with KV, 4-bit rows and columns."""
+    path = resolve_model(None)
+    text = TextModel.load(path)
+    workload = [
+        submit(str(n), text.encode(prompt), max_tokens=12, logprobs=1, temperature=0.8 * (n % 2), seed=n)
+        for n, prompt in enumerate(PROMPTS[:6])
+    ]
+    assert_equal_to_one_rank(path, workload, **SIZES)
+
+
+def test_a_killed_rank_ends_the_engine_with_the_collective_s_name(folder: Path) -> None:
+    with RankProcesses(folder, 2, collective_deadline_s=60.0, **SIZES) as ranks:
+        ranks.wait_until_ready()
+        ranks.send(submit("a", [1, 2, 3], max_tokens=250, ignore_eos=True))
+        while not getattr(ranks.receive(), "outputs", []):
+            pass
+        ranks.processes[1].kill()
+        failed = ranks.until_failed()
+        assert "rank 0: collective '" in failed.message
+        assert "number " in failed.message
+        assert "log in the run directory" in failed.hint
+        assert ranks.processes[0].wait(60) == failed.exit_code == 6
+        words = read_failure(ranks.run_dir, "rank-0")
+        assert words is not None
+        assert words.message == failed.message
+
+
+def test_a_model_that_cannot_be_shared_says_so(tmp_path: Path) -> None:
+    description = tiny_description(num_kv_heads=1)
+    write_hf_folder(tmp_path / "m", description, random_weights(description))
+    with RankProcesses(tmp_path / "m", 2) as ranks:
+        failed = ranks.until_failed()
+        assert "cannot be split over 2 ranks" in failed.message
+        assert "--tensor-parallel 1" in failed.hint
+        assert ranks.processes[0].wait(60) == 2

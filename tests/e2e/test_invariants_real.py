@@ -1,0 +1,87 @@
+"""The equality invariants on the real model, bit for bit on the float32 reference: a few cases of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from firstlight.engine.messages import Submit
+from firstlight.facts.sources import resolve_model
+from firstlight.text.model import TextModel
+from support.engines import Harness, Result, submit
+from support.prompts import PROMPTS
+
+pytestmark = pytest.mark.timeout(600)  # a dozen seconds on a quiet machine
+PAGE_BYTES = 30 * 2 * 3 * 64 * 4 * 16  # layers, keys and values, heads, head size, float32, tokens
+SIZES = {
+    "max_model_len": 256,
+    "max_num_seqs": 8,
+    "max_batched_tokens": 128,
+    "kv_memory_bytes": 64 * PAGE_BYTES,
+}
+
+
+@pytest.fixture(scope="module")
+def path() -> Path:
+    torch.set_num_threads(1)
+    return resolve_model(None)
+
+
+@pytest.fixture(scope="module")
+def workload(path: Path) -> list[Submit]:
+    """Chats, bare text, and a prompt of more than a step; greedy and sampled."""
+    text = TextModel.load(path)
+    chat = text.encode(text.render_chat([{"role": "user", "content": PROMPTS[0]}]))
+    other = text.encode(text.render_chat([{"role": "user", "content": PROMPTS[3]}]))
+    long = text.encode(" ".join(PROMPTS))[:160]
+    params = {"max_tokens": 10, "logprobs": 2, "ignore_eos": True}
+    return [
+        submit("chat", chat, **params),
+        submit("other", other, **params, temperature=1.0, seed=5),
+        submit("code", text.encode(PROMPTS[5]), **params, temperature=0.7, top_p=0.9, seed=6),
+        submit("long", long, **params, temperature=1.0, min_p=0.05, seed=7),
+    ]
+
+
+@pytest.fixture(scope="module")
+def baseline(path: Path, workload: list[Submit]) -> dict[str, Result]:
+    engine = Harness(path, **SIZES)
+    results: dict[str, Result] = {}
+    for item in workload:
+        engine.fresh()
+        results |= engine.run([item])
+    return results
+
+
+def assert_same(results: dict[str, Result], baseline: dict[str, Result]) -> None:
+    assert [name for name in baseline if not results[name].same_bits(baseline[name])] == []
+
+
+def test_batched_then_cached_then_restarted(
+    path: Path, workload: list[Submit], baseline: dict[str, Result]
+) -> None:
+    engine = Harness(path, **SIZES)
+    assert_same(engine.run(workload), baseline)
+    again = engine.run(reversed(workload))
+    assert again["long"].num_cached_tokens == 144
+    assert_same(again, baseline)
+    engine.fresh()
+    assert_same(engine.run(workload[::-1]), baseline)
+
+
+def test_chunked_and_arriving_one_by_one(
+    path: Path, workload: list[Submit], baseline: dict[str, Result]
+) -> None:
+    engine = Harness(path, **{**SIZES, "max_batched_tokens": 33, "prefix_cache": False})
+    arrive = {3 * number: [item] for number, item in enumerate(workload)}
+    assert_same(engine.run([], arrive=arrive), baseline)
+
+
+def test_preempted(path: Path, workload: list[Submit], baseline: dict[str, Result]) -> None:
+    engine = Harness(path, **{**SIZES, "kv_memory_bytes": 16 * PAGE_BYTES})
+    neighbours = [submit(f"n{n}", workload[0].prompt_token_ids, max_tokens=40, seed=n) for n in range(4)]
+    results = engine.run([*workload, *neighbours])
+    assert engine.core.scheduler.stats().num_preemptions > 0
+    assert_same(results, baseline)
