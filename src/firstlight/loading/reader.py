@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -230,11 +230,14 @@ class _ReadAhead:
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-                for batch in batches:
-                    self._slots.acquire()
-                    if self._stop.is_set():
-                        return
-                    _read_batch(descriptor, batch)
-                    self._ready.put(batch)
+                self._read_file(descriptor, batches)
             finally:
                 os.close(descriptor)
+
+    def _read_file(self, descriptor: int, batches: Iterable[_Batch]) -> None:
+        for batch in batches:
+            self._slots.acquire()
+            if self._stop.is_set():
+                return
+            _read_batch(descriptor, batch)
+            self._ready.put(batch)

@@ -102,9 +102,13 @@ def _measure(layouts: dict[str, Layout], num_inputs: int, flush: torch.Tensor) -
         x = torch.rand(rows, num_inputs)
         for _ in range(ROUNDS):
             for name, layout in layouts.items():
-                if rows < MANY_ROWS:
-                    flush.sum()
-                start = perf_counter()
-                layout(x)
-                times[name][rows] = min(times[name][rows], perf_counter() - start)
+                times[name][rows] = min(times[name][rows], _time(layout, x, flush))
     return times
+
+
+def _time(layout: Layout, x: torch.Tensor, flush: torch.Tensor) -> float:
+    if x.shape[0] < MANY_ROWS:
+        flush.sum()
+    start = perf_counter()
+    layout(x)
+    return perf_counter() - start
