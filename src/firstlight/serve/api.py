@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import ssl
@@ -26,6 +27,7 @@ from firstlight.base.failure import write_failure
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.serve.app import make_app
 from firstlight.serve.client import EngineClient
+from firstlight.serve.http1 import Http1Protocol
 from firstlight.serve.logs import set_up
 from firstlight.serve.metrics import Metrics
 from firstlight.serve.sampling import DEFAULTED
@@ -87,6 +89,8 @@ def main() -> int:
     try:
         listener = socket.socket(fileno=arguments.fd)
         http = make_http(make_server(config), read_api_keys(arguments.run_dir))
+        # What was made until now lives as long as the process; the collector need not walk it between tokens.
+        gc.freeze()
         with asyncio.Runner(loop_factory=_event_loop) as runner:
             runner.run(http.run_on(listener))
     except Exception as error:  # noqa: BLE001 - the top of the process: it becomes the last words
@@ -103,7 +107,7 @@ def make_http(server: Server, api_keys: Sequence[str] = ()) -> HttpServer:
     check_tls(limits)
     settings = uvicorn.Config(
         make_app(server, api_keys),
-        http="httptools",
+        http=Http1Protocol,
         ws="none",
         lifespan="off",
         log_config=None,

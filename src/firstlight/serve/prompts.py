@@ -16,6 +16,7 @@ from firstlight.serve.conversation import plain_messages
 from firstlight.serve.server import Server
 
 INLINE_CHARS = 4096  # a shorter text is tokenised in less time than a thread takes to begin
+HEAD_CHARS_PER_TOKEN = 16  # more than texts have, so that only hopeless ones are cut
 _threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
 
@@ -44,7 +45,7 @@ async def chat_prompt(
             kwargs=template_kwargs,
         )
         # Templates write the begin token themselves.
-        return server.text.encode(prompt, add_special_tokens=bool(add_special_tokens))
+        return _encode(server, prompt, bool(add_special_tokens), "messages")
 
     num_chars = sum(len(message["content"]) for message in plain)
     if num_chars < INLINE_CHARS and len(plain) < 64:
@@ -57,7 +58,7 @@ async def tokenize(server: Server, texts: Sequence[str], add_special_tokens: boo
     adds = add_special_tokens is not False
 
     def make() -> list[list[int]]:
-        return [server.text.encode(text, add_special_tokens=adds) for text in texts]
+        return [_encode(server, text, adds, "prompt") for text in texts]
 
     if sum(map(len, texts)) < INLINE_CHARS:
         return make()
@@ -118,6 +119,22 @@ def check_length(
             param="max_tokens",
             code="context_length_exceeded",
         )
+
+
+def _encode(server: Server, text: str, add_special_tokens: bool, param: str) -> list[int]:
+    """Token ids; a text that is far too long is refused by its beginning, which costs little."""
+    limit = server.ready.max_model_len
+    head_chars = limit * HEAD_CHARS_PER_TOKEN
+    if len(text) > head_chars:
+        at_least = len(server.text.encode(text[:head_chars], add_special_tokens=add_special_tokens))
+        if at_least > limit + limit // 8:  # the cut itself may make a few tokens more
+            raise RequestError(
+                f"The prompt has far more than {at_least} tokens ({len(text)} characters), but this model "
+                f"takes at most {limit} tokens for prompt and answer together. Shorten the prompt.",
+                param=param,
+                code="context_length_exceeded",
+            )
+    return server.text.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _is_ids(prompt: Sequence[Any]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -167,6 +169,25 @@ def test_an_over_long_prompt_names_both_numbers(http: httpx.Client) -> None:
     assert all(number in error["message"] for number in ("200", "100", "300", "256", "to 56"))
     chat = {"messages": [{"role": "user", "content": "x" * 300}]}
     assert expect_error(http.post(CHAT, json=chat), 400)["param"] == "messages"
+
+
+def test_a_hopelessly_long_prompt_is_refused_by_its_beginning(http: httpx.Client) -> None:
+    error = expect_error(http.post(COMPLETIONS, json={"prompt": "x" * 10_000}), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert all(number in error["message"] for number in ("4096 tokens", "10000 characters", "256 tokens"))
+    # Below that, a text is judged by its tokens: these have nine characters each.
+    assert http.post(COMPLETIONS, json={"prompt": "<|start|>" * 200}).status_code == 200
+    error = expect_error(http.post(COMPLETIONS, json={"prompt": "<|start|>" * 300}), 400)
+    assert "has 300 tokens" in error["message"]
+
+
+def test_what_is_not_http_is_answered_in_json(server: ApiServer) -> None:
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as raw:
+        raw.sendall(b"what is this?\r\n\r\n")
+        answer = b"".join(iter(lambda: raw.recv(4096), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
 def test_an_unknown_model_is_not_found(http: httpx.Client) -> None:
