@@ -1,4 +1,4 @@
-"""Two ranks give what one rank gives, through real processes; a rank that dies ends the engine and is named."""
+"""Two ranks give what one gives, through real processes; a rank that dies ends the engine and is named."""
 
 from __future__ import annotations
 
