@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from firstlight.base.failure import read_failure
-from firstlight.engine.messages import Submit
+from firstlight.engine.messages import Drain, Submit
 from firstlight.facts.sources import resolve_model
 from firstlight.text.model import TextModel
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
@@ -90,3 +90,16 @@ def test_a_model_that_cannot_be_shared_says_so(tmp_path: Path) -> None:
         assert "cannot be split over 2 ranks" in failed.message
         assert "--tensor-parallel 1" in failed.hint
         assert ranks.processes[0].wait(60) == 2
+
+
+@pytest.mark.parametrize(("deadline_s", "reason"), [(60.0, "length"), (0.0, "abort")])
+def test_a_drain_lets_requests_finish_until_its_deadline(
+    folder: Path, deadline_s: float, reason: str
+) -> None:
+    with RankProcesses(folder, 1, **SIZES) as ranks:
+        ranks.wait_until_ready()
+        ranks.send(submit("a", [1, 2, 3], max_tokens=200, ignore_eos=True))
+        ranks.send(Drain(deadline_s))
+        outputs = ranks.outputs_until_end("a")
+        assert outputs[-1].finish_reason == reason
+        assert ranks.processes[0].wait(60) == 0

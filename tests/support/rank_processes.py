@@ -91,11 +91,17 @@ class RankProcesses:
 
     def run(self, submits: Iterable[Submit]) -> dict[str, list[SequenceOutput]]:
         """Outputs of all requests, to their ends."""
+        items = list(submits)
+        for item in items:
+            self.send(item)
+        return self._collect({item.request_id for item in items})
+
+    def outputs_until_end(self, request_id: str) -> list[SequenceOutput]:
+        """Outputs of a request that was sent before."""
+        return self._collect({request_id})[request_id]
+
+    def _collect(self, open_ids: set[str]) -> dict[str, list[SequenceOutput]]:
         outputs: dict[str, list[SequenceOutput]] = {}
-        open_ids = set()
-        for submit in submits:
-            open_ids.add(submit.request_id)
-            self.send(submit)
         while open_ids:
             message = self.receive()
             assert not isinstance(message, Failed), message
