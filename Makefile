@@ -16,7 +16,7 @@ RUN  := $(VENV)/.installed
 TEST := $(VENV)/.installed-test
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve test test-fast format lint types unit parity e2e shape bench soak fix clean
+.PHONY: help serve test test-fast format lint types unit parity e2e shape bench bench-compare soak fix clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
@@ -32,8 +32,8 @@ test-fast: lint types shape $(TEST)  ## the same without the slow tests: under 9
 	$(BIN)/pytest -q -m "not slow" tests/unit
 
 lint: $(TEST)
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
 
 types: $(TEST)
 	$(BIN)/mypy
@@ -42,11 +42,14 @@ shape unit parity e2e: $(TEST)
 	$(BIN)/pytest -q tests/$@
 
 fix: $(TEST)  ## format the sources and apply ruff's safe fixes
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
 
 bench: $(RUN)  ## benchmark a running server: make bench ARGS="--url http://127.0.0.1:8000"
 	$(BIN)/firstlight bench serving $(ARGS)
+
+bench-compare: $(TEST)  ## side by side with transformers; results in benchmarks/results
+	$(BIN)/python benchmarks/compare_transformers.py $(ARGS)
 
 soak: $(RUN)  ## twenty minutes of mixed load with random aborts against a server of our own
 	$(BIN)/firstlight bench soak $(ARGS)

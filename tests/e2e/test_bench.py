@@ -48,4 +48,4 @@ def test_a_model_that_does_not_start_is_explained(tmp_path: Path) -> None:
     path.write_bytes(b"this is not a model")
     done = runner.invoke(app, ["bench", "startup", str(path), "--runs", "1"])
     assert done.exit_code != 0
-    assert "the server ended" in done.output
+    assert "the server ended with exit code" in done.output

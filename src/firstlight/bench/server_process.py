@@ -1,7 +1,7 @@
 """A `firstlight serve` of our own as a benchmark's subject: started, watched from outside, ended.
 
 Used by the startup benchmark, the soak and the comparison with peers. Linux only, as it reads /proc.
-Invariant: leaving the `with` block ends the server and everything it started.
+Invariant: leaving the `with` block ends the server and everything it started, and so does our own end.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import contextlib
 import http.client
 import os
 import re
+import signal
 import socket
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ import msgspec
 from firstlight.base.environment import child_environment
 from firstlight.base.errors import EngineError
 from firstlight.base.phases import PROGRESS_FILE, ProgressLine
+from firstlight.base.process import Child, start_child
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.01
@@ -40,32 +42,28 @@ class ServerProcess:
         self._command = [sys.executable, "-P", "-m", "firstlight", "serve", *arguments]
         self._command += ["--host", _HOST, "--port", str(self.port)]
         self._environment = child_environment(variables or {})
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
+        self._child: Child | None = None
+        self._log: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed in __exit__
+        self._reader = threading.Thread(target=self._copy_output, daemon=True)
         self.started_s = 0.0  # time.monotonic(), the clock of the progress lines
 
     def __enter__(self) -> Self:
-        self._log = tempfile.TemporaryFile()
         self.started_s = time.monotonic()
-        self._process = subprocess.Popen(
-            self._command,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        self._child = start_child(self._command, self._environment)
+        self._reader.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        assert self._log is not None
-        self._process.terminate()
-        try:
-            self._process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # the kernel ends its children with it
-            self._process.wait()
+        assert self._child is not None
+        self._child.send(signal.SIGTERM)
+        deadline_s = time.monotonic() + _LEAVE_S
+        while self._child.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        if self._child.poll() is None:
+            self._child.send(signal.SIGKILL)  # the kernel ends its children with it
+            self._child.wait()
+        self._reader.join(_LEAVE_S)
+        self._child.close()
         self._log.close()
 
     def wait_for_port(self, deadline_s: float = 30.0) -> float:
@@ -112,13 +110,18 @@ class ServerProcess:
 
     def log(self) -> str:
         """What the server has printed."""
-        assert self._log is not None
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+
+    def _copy_output(self) -> None:
+        assert self._child is not None
+        os.set_blocking(self._child.output_fd, True)
+        while piece := os.read(self._child.output_fd, 1 << 16):
+            self._log.write(piece)
 
     def _tree(self) -> list[int]:
-        assert self._process is not None
-        pids = [self._process.pid]
+        assert self._child is not None
+        pids = [self._child.pid]
         for pid in pids:  # grows while it is walked
             pids += _children(pid)
         return pids
@@ -132,9 +135,10 @@ class ServerProcess:
         return None
 
     def _wait_or_raise(self, state: str, deadline_s: float) -> None:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            raise EngineError(f"the server ended ({self._process.returncode}): {self.log()[-1500:].strip()}")
+        assert self._child is not None
+        if (cause := self._child.poll()) is not None:
+            self._reader.join(_LEAVE_S)
+            raise EngineError(f"the server {cause.describe()}: {self.log()[-1500:].strip()}")
         waited_s = time.monotonic() - self.started_s
         if waited_s > deadline_s:
             raise EngineError(f"{state} after {waited_s:.0f} s: {self.log()[-1500:].strip()}")
