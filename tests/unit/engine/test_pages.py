@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from firstlight.engine.pages import NULL_PAGE, PageAllocator
@@ -48,6 +48,7 @@ def test_misuse_is_caught() -> None:
         PageAllocator(1)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.sampled_from(["allocate", "retain", "release"]), st.integers(0, 20)), max_size=80)
 )
