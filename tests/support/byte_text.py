@@ -8,7 +8,7 @@ from __future__ import annotations
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from firstlight.text.model import TextModel
-from firstlight.text.vocabulary import _byte_alphabet
+from firstlight.text.vocabulary import byte_alphabet
 
 START, END, OTHER = 256, 257, 258
 SPECIALS = ("<|start|>", "<|end|>", "<|other|>")
@@ -19,7 +19,7 @@ TEMPLATE = (
 
 
 def byte_tokenizer() -> Tokenizer:
-    vocabulary = {**_byte_alphabet(), **{text: 256 + i for i, text in enumerate(SPECIALS)}}
+    vocabulary = {**byte_alphabet(), **{text: 256 + i for i, text in enumerate(SPECIALS)}}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -20,15 +20,15 @@ _SPACE = "\u2581"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The printable characters that byte-level BPE writes for the 256 bytes."""
+def byte_alphabet() -> dict[str, int]:
+    """The printable characters that byte-level BPE writes for the 256 bytes, by character."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]
     return alphabet | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
-_ALPHABET = _byte_alphabet()
+_ALPHABET = byte_alphabet()
 
 
 class Vocabulary:

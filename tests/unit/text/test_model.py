@@ -15,11 +15,11 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_t
 from firstlight.base.errors import ModelFileError, RequestError, UnsupportedError, UsageError
 from firstlight.text.gguf_tokenizer import build_tokenizer
 from firstlight.text.model import TextModel
-from firstlight.text.vocabulary import _byte_alphabet
+from firstlight.text.vocabulary import byte_alphabet
 from support.byte_text import END, TEMPLATE, byte_text, byte_tokenizer
 
 CONTROL, USER_DEFINED, NORMAL, BYTE, UNKNOWN = 3, 4, 1, 6, 2
-LETTERS = list(_byte_alphabet())
+LETTERS = list(byte_alphabet())
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "1 2", "12 3", "Ġ Ġ", "Ċ Ċ", "' s", "à ¤"]
 EDGES = [
     "hello world's 12345 ... \n\n  x",
