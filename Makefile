@@ -20,7 +20,7 @@ PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 
 help:  ## show this
-	@awk -F ':[^#]*## *' '/^[a-z-]+:.*##/ {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':[^#]*## *' '/^[a-z-]+:.*##/ {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  variables: MODEL, ARGS, TORCH_SPEC, PYTHON (see the head of the Makefile)'
 
 serve: $(RUN)  ## serve a model (the embedded default, or MODEL=...) on http://127.0.0.1:8000
