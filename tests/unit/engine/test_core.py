@@ -93,6 +93,19 @@ def test_logprobs_go_to_the_sequence_that_asked() -> None:
         assert len(output.logprobs[0].top) == 2
 
 
+def test_logprobs_go_past_a_chunk_that_samples_nothing() -> None:
+    section = EngineSection(max_num_seqs=4, max_batched_tokens=64, max_model_len=128, page_size_tokens=4)
+    core = EngineCore(Scheduler(section, 65, [END]), successor_logits)
+    core.handle(submit("long", [1] * 100, max_tokens=1))
+    core.handle(submit("asked", [4], max_tokens=1, logprobs=1))
+    step = core.step()
+    assert step is not None
+    (output,) = step.outputs
+    assert output.request_id == "asked"
+    assert output.logprobs is not None
+    assert output.logprobs[0].token_id == output.token_ids[0] == 5
+
+
 def test_rejected_and_aborted_requests_are_in_the_next_outputs() -> None:
     core = make_core()
     core.handle(submit("empty", []))

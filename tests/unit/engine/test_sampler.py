@@ -38,6 +38,7 @@ SINGLE: dict[str, dict[str, Any]] = {
     "bias to one": {"logit_bias": {11: 100.0}},
     "min_tokens": {"min_tokens": 6, "stop_token_ids": (8, 10)},
     "min_tokens reached": {"min_tokens": 5, "stop_token_ids": (8, 10)},
+    "min_tokens reached, and a penalty": {"min_tokens": 5, "presence_penalty": 0.1},
 }
 
 
@@ -62,7 +63,7 @@ def assert_as_numpy(logits: torch.Tensor, rows: list[Sequence]) -> list[int]:
 def test_each_parameter(name: str) -> None:
     rows = rows_of(SINGLE[name])
     logits = random_logits(len(rows))
-    logits[:, END] += 3.0  # so that min_tokens has something to suppress
+    logits[:, END] += 6.0  # so that min_tokens has something to suppress
     assert_as_numpy(logits, rows)
 
 
