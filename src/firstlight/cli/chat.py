@@ -52,7 +52,7 @@ def chat(options: ChatOptions) -> None:
       firstlight chat
       firstlight chat --system "Answer in one sentence." --temperature 0
       firstlight chat --url http://example.org:9000 --model my-model
-      echo "What is the capital of France?" | firstlight chat
+      echo "What is 2+2?" | firstlight chat
     """
     from firstlight.base import environment
     from firstlight.cli.chat_client import ChatClient
@@ -111,23 +111,26 @@ class Conversation:
         head = [{"role": "system", "content": self.system}] if self.system else []
         body: dict[str, Any] = {"model": self.model, "messages": head + messages, **self._sampling}
         start_s = time.monotonic()
-        first_s, num_tokens, reason = 0.0, 0, ""
+        first_s: float | None = None
+        num_tokens, reason = 0, ""
         answer: list[str] = []
         for piece in self._client.stream(body):
-            if piece.text and not answer:
+            if piece.text and first_s is None:  # the first piece of many servers carries a role only
                 first_s = time.monotonic()
             answer.append(piece.text)
             self._output.write(piece.text)
             self._output.flush()
             num_tokens = piece.num_tokens or num_tokens
             reason = piece.finish_reason or reason
+        if first_s is None or not num_tokens:
+            return "".join(answer), ""
         spent_s = time.monotonic() - first_s
         note = f"{num_tokens} tokens, first after {first_s - start_s:.2f} s"
         if num_tokens > 1 and spent_s > 0:
             note += f", then {(num_tokens - 1) / spent_s:.0f} tokens/s"
         if reason == "length":
             note += ", cut at the token limit"
-        return "".join(answer), note if num_tokens else ""
+        return "".join(answer), note
 
 
 def _interactive(conversation: Conversation, read: Callable[[str], str] | None = None) -> None:

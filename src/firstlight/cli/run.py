@@ -76,7 +76,7 @@ def run(options: RunOptions, flags: Given) -> None:
     """Answer one prompt, or a file of prompts in one batch, without a server.
 
     Examples:
-      firstlight run "What is the capital of France?"
+      firstlight run "What is 2+2?"
       firstlight run --raw "Once upon a time" --temperature 0.8 --max-tokens 60
       firstlight run --input prompts.jsonl --output answers.jsonl
       firstlight run --model model.gguf "Hello" --threads 1

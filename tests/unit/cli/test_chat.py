@@ -130,6 +130,26 @@ def test_a_conversation_carries_its_messages_and_forgets_on_demand() -> None:
     assert "top_p" not in server.bodies[0]
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_speed_is_counted_from_the_first_text_and_not_from_a_role(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([10.0, 12.0, 14.0])
+    monkeypatch.setattr("firstlight.cli.chat.time.monotonic", lambda: next(clock))
+    usage = {"choices": [], "usage": {"completion_tokens": 5}}
+    role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+    answer = httpx.Response(200, content=events(role, delta("a"), delta("b", "length"), usage))
+    output = Terminal()
+    with client(lambda _: answer) as chat:
+        Conversation(chat, "m", ChatOptions(), output).ask("hello")
+    note = "5 tokens, first after 2.00 s, then 2 tokens/s, cut at the token limit"
+    assert output.getvalue() == f"ab\n\x1b[2m{note}\x1b[0m\n"
+
+
 def test_the_prompt_loop(capsys: pytest.CaptureFixture[str]) -> None:
     server = EchoServer()
     typed = iter(["", "hello", "/system be brief", "/reset", "again", "/what", "/quit", "never read"])
