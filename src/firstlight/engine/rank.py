@@ -8,12 +8,13 @@ words of a failure are in the run directory and, from rank 0, at the api process
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from firstlight.base.config import RunConfig, read_config
 from firstlight.base.errors import FirstlightError
@@ -145,5 +146,16 @@ def _leave() -> None:
     leave()
 
 
+def _end(exit_code: int) -> NoReturn:
+    """Ends the process as it stands: gloo's threads may still wait for a rank that died, and tearing them
+    down would abort instead of giving the exit code."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        _end(main())
+    except SystemExit as leaving:  # asked to by SIGTERM, or wrong arguments
+        _end(leaving.code if isinstance(leaving.code, int) else 1)
