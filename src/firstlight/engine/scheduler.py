@@ -203,10 +203,10 @@ class Scheduler:
         if self._preempted_now:
             return  # memory is short: what was just preempted must not come back in the same step
         held: list[Sequence] = []
+        prefilling = [s for s in self._running if len(s.tokens) - s.num_computed > 1]
         while budget > 0 and self._free_slots and len(held) < MAX_HELD and len(self._waiting):
             sequence = self._waiting.pop()
             path = self._memory.cached_path(sequence)
-            prefilling = [s for s in self._running if len(s.tokens) - s.num_computed > 1]
             if any(self._memory.is_computing(other, sequence, path) for other in prefilling):
                 held.append(sequence)  # its prefix will be in the cache in a step or two
                 continue
@@ -219,6 +219,7 @@ class Scheduler:
             self._memory.start(sequence, path)
             self._count_cache_hit(sequence)
             self._running.append(sequence)
+            prefilling.append(sequence)
             num = _chunk(sequence, budget, others_wait=len(self._waiting) > 0)
             grown = self._memory.grow(sequence, num)
             assert grown, "an admitted sequence has its pages"

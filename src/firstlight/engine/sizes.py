@@ -17,6 +17,7 @@ from firstlight.facts.description import ModelDescription
 from firstlight.facts.memory import BudgetRequest, MemoryBudget, compute_budget, kv_bytes_per_token
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import AttentionShape, Backend, MatrixKind
+from firstlight.ops.sparse_attention import MAX_KEPT_SCORES
 
 # Without --kv-memory: this much KV, or one sequence of the full length, whichever is more. A model server on
 # a laptop should not fill its memory with old prefixes.
@@ -132,6 +133,8 @@ def _workspace_bytes(
     width = 8 * description.hidden_size + 3 * description.intermediate_size
     activations = section.max_batched_tokens * width * 4
     logits = 4 * section.max_num_seqs * description.vocab_size * 4
-    scores = section.max_batched_tokens * description.num_heads * 1024 * BYTES_PER_SCORE
+    # A history is padded to at most twice its length.
+    most_scores = section.max_batched_tokens * description.num_heads * 2 * description.max_position
+    scores = min(MAX_KEPT_SCORES, most_scores) * BYTES_PER_SCORE
     loading = 2 * max(kind.shape[0] * kind.shape[1] for kind in kinds) * 4
     return max(activations + logits + scores, loading)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
+from firstlight.base.errors import UnsupportedError
 from firstlight.ops.contract import Matrix
 
 GROUP = 32
@@ -54,6 +55,10 @@ class HalfLinear:
 
     def __init__(self, weight: Matrix) -> None:
         dense = weight.dequantize()
+        if float(dense.abs().max()) > torch.finfo(torch.float16).max:
+            raise UnsupportedError(
+                "a weight is larger than float16 can hold (65504)", "Serve this model with --dtype float32."
+            )
         self._packed = torch.ops.quantized.linear_prepack_fp16(dense, None)
         self.num_bytes = dense.numel() * 2
 
