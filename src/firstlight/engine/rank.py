@@ -22,6 +22,7 @@ from firstlight.base.failure import write_failure
 from firstlight.base.phases import READY, ProgressWriter
 from firstlight.engine.channel import PlanReceiver, PlanSender, RequestChannel
 from firstlight.engine.messages import Drain, Failed, Progress, Ready
+from firstlight.facts.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -123,6 +124,9 @@ def _follow(config: RunConfig, rank: int, progress: ProgressWriter) -> None:
 
 
 def _start(config: RunConfig, rank: int, report) -> tuple[Started, Group]:  # type: ignore[no-untyped-def]
+    open_checkpoint(
+        config.model.path
+    )  # only headers: a file that is no model is said before torch is imported
     report("imports", detail="torch")
     from firstlight.engine.startup import start
     from firstlight.ops.collectives import join

@@ -5,7 +5,8 @@ may see, softmax, and a weighted embedding bag for p V. Both read K and V where 
 and compute every row by itself, in the order of its positions; so a row's bits depend on nothing but its own
 sequence. Used by `reference` (all rows) and by `cpu` (sequences with few rows in the step).
 
-A row of length n is padded to the next of 64, 128, 256, …: rows of one bucket share three operator calls, and
+A row of length n is padded to the next of 64, 128, 256, 512 and then of four steps an octave (640, 768, 896,
+1024, 1280, …): rows of one bucket share three operator calls, and
 the bucket depends on the row's own length alone. Padded columns point at slot 0 of the null page, which is
 zero, with a score of -inf.
 Measured against gathering K and V for scaled_dot_product_attention: 2x faster at one row and 128 tokens, 3 to
@@ -24,6 +25,7 @@ import torch
 from firstlight.ops.contract import AttentionShape, StepRows
 
 SMALLEST_BUCKET = 64
+COARSE_UP_TO = 512  # beyond it, padding to powers of two would waste more than the calls it saves
 # Scores of one operator call: 4 M of them take 48 MB of indices and values.
 MAX_SCORES_PER_CALL = 4 * 2**20
 # Up to this many scores the layout is kept for all layers, beyond it is made anew in each.
@@ -111,7 +113,10 @@ def _bucket_lengths(
     lengths: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     blocks = np.maximum(1, -(-lengths // SMALLEST_BUCKET))
-    return SMALLEST_BUCKET << np.ceil(np.log2(blocks)).astype(np.int64)
+    power = SMALLEST_BUCKET << np.ceil(np.log2(blocks)).astype(np.int64)
+    quarter = power // 8  # an octave below `power` has four steps of this width
+    finer = -(-lengths // quarter) * quarter
+    return np.where(power <= COARSE_UP_TO, power, finer)
 
 
 def _bucket(
