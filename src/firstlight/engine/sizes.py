@@ -25,8 +25,8 @@ DEFAULT_KV_BYTES = 384 * 2**20
 SMALLEST_MODEL_LEN = 512
 # A second layout of the weights is allowed if they take no more than this share of what may be planned for.
 SECOND_LAYOUT_SHARE = 0.3
-# Sparse attention keeps a column index and a mask value for each score of a step.
-BYTES_PER_SCORE = 12
+# Sparse attention keeps a column index, a mask value and the score itself of a step.
+BYTES_PER_SCORE = 16
 
 
 @dataclass(frozen=True)

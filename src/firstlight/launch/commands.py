@@ -18,7 +18,7 @@ API = "api"
 # milliseconds: when any other process takes a core, spinning threads keep it from the one that has work,
 # and a step takes 30 times as long. This few turns bridge the gaps between operators, at no cost on a quiet
 # machine.
-SPIN_COUNT = "1000"
+SPIN_COUNT = "5000"
 # Every library that starts a pool of its own reads one of these.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 

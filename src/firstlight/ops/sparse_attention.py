@@ -38,6 +38,7 @@ class Bucket:
 
     rows: torch.Tensor | None  # row indices, or None for all rows in order
     mask: torch.Tensor  # CSR [rows * N, slots * K]: 0 and -inf
+    scores: torch.Tensor  # the same pattern: overwritten in every layer
     columns: torch.Tensor  # flat
     offsets: torch.Tensor  # first column of each row
     length: int
@@ -95,10 +96,10 @@ def attend(
     flat_values = values.view(slots * plan.shape.num_kv_heads, size)
     for bucket in plan.buckets(slots):
         q = q_TND if bucket.rows is None else q_TND[bucket.rows]
-        scores = torch.sparse.sampled_addmm(
-            bucket.mask, q.reshape(-1, size), flat_keys, beta=1.0, alpha=size**-0.5
+        torch.sparse.sampled_addmm(
+            bucket.mask, q.reshape(-1, size), flat_keys, beta=1.0, alpha=size**-0.5, out=bucket.scores
         )
-        weights = torch.softmax(scores.values().view(-1, bucket.length), -1).view(-1)
+        weights = torch.softmax(bucket.scores.values().view(-1, bucket.length), -1).view(-1)
         # aten's embedding_bag(weight, indices, offsets, scale_grad, mode 0 = sum, sparse, per_sample_weights)
         bags = torch.embedding_bag(flat_values, bucket.columns, bucket.offsets, False, 0, False, weights)[
             0
@@ -138,15 +139,13 @@ def _bucket(
     mask = torch.zeros(padded.shape).masked_fill_(torch.from_numpy(padded), -torch.inf)
     mask = mask.unsqueeze(1).expand(-1, shape.num_heads, -1).reshape(-1)
     starts = torch.arange(0, len(columns) + 1, length)
-    matrix = torch.sparse_csr_tensor(
-        starts,
-        columns,
-        mask,
-        (len(members) * shape.num_heads, num_slots * shape.num_kv_heads),
-        check_invariants=False,
+    extent = (len(members) * shape.num_heads, num_slots * shape.num_kv_heads)
+    matrix, scores = (
+        torch.sparse_csr_tensor(starts, columns, values, extent, check_invariants=False)
+        for values in (mask, torch.empty_like(mask))
     )
     every = len(members) == len(rows.positions_T)
-    return Bucket(None if every else torch.from_numpy(members), matrix, columns, starts[:-1], length)
+    return Bucket(None if every else torch.from_numpy(members), matrix, scores, columns, starts[:-1], length)
 
 
 def _hear_beta_notice() -> None:

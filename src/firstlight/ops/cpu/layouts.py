@@ -17,6 +17,8 @@ from firstlight.ops.contract import Matrix
 GROUP = 32
 # aten's 4-bit product wants whole vectors of outputs.
 INT4_OUTPUT_MULTIPLE = 16
+# oneDNN chooses the blocking of a packed weight for a number of rows; the time hardly depends on it.
+PACKED_FOR_ROWS = 128
 
 
 class Int4Linear:
@@ -70,20 +72,24 @@ class HalfLinear:
 
 
 class BfloatLinear:
-    """bfloat16 weights, inputs and outputs (oneDNN); fastest for many rows."""
+    """bfloat16 weights in oneDNN's blocked form, bfloat16 inputs and outputs; fastest for many rows.
 
-    layout = "bf16"
+    Packed once: `F.linear` on a plain matrix reorders it in every call, at 32 rows a third of its time.
+    """
+
+    layout = "bf16 packed"
 
     def __init__(self, weight: Matrix) -> None:
-        dense = weight.dequantize()
-        self.weight_OI = dense.to(torch.bfloat16)
-        self.num_bytes = self.weight_OI.numel() * 2
+        dense = weight.dequantize().to(torch.bfloat16)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(dense, PACKED_FOR_ROWS)
+        self.num_bytes = dense.numel() * 2
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
-        return F.linear(x_TI.to(torch.bfloat16), self.weight_OI)
+        # The last three arguments: no operation is fused behind the product.
+        return torch.ops.mkldnn._linear_pointwise(x_TI.to(torch.bfloat16), self._packed, None, "none", [], "")
 
-    def rows(self, indices_T: torch.Tensor) -> torch.Tensor:
-        return self.weight_OI.index_select(0, indices_T).float()
+    def rows(self, indices_T: torch.Tensor) -> None:
+        return None
 
 
 class FloatLinear:

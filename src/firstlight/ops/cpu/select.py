@@ -16,14 +16,15 @@ import torch
 from firstlight.ops.contract import Matrix, MatrixKind
 from firstlight.ops.cpu.layouts import BITS_PER_VALUE, GROUP, LAYOUTS, Layout, TwoLayouts, allowed
 
-ROW_COUNTS = (1, 4, 16, 64, 128)
+# Between 8 and 32 rows the layouts cross for models of this size: a point in between would be decided by noise.
+ROW_COUNTS = (1, 4, 8, 32, 128)
 FEW_ROWS = (1, 4)  # where the layout for few rows is judged
 MANY_ROWS = 128  # where the layout for many rows is judged
 # A second resident copy must make many rows at least this much faster.
 SECOND_COPY_GAIN = 1.15
 # A measurement on a shared machine is noisy, and another layout rounds otherwise: the smaller layout is kept
 # unless another is clearly faster, so that a model answers the same after a restart.
-CLEARLY_FASTER = 1.3
+CLEARLY_FASTER = 1.25
 FLUSH_BYTES = 20 * 2**20
 ROUNDS = 3  # neighbours on a shared machine disturb some of them
 
@@ -87,9 +88,7 @@ def _choose(kind: MatrixKind, flush: torch.Tensor, *, two_copies: bool) -> Choic
     gain = times[few][MANY_ROWS] / times[many][MANY_ROWS]
     if not two_copies or gain < SECOND_COPY_GAIN:
         many = few
-    switch = max(
-        (rows for rows in ROW_COUNTS if times[few][rows] <= CLEARLY_FASTER * times[many][rows]), default=0
-    )
+    switch = max((rows for rows in ROW_COUNTS if times[few][rows] <= times[many][rows]), default=0)
     figures = "; ".join(
         f"{name} {times[name][1] * 1e6:.0f} us at 1 row, {times[name][MANY_ROWS] * 1e6:.0f} at {MANY_ROWS}"
         for name in names
