@@ -49,20 +49,20 @@ def test_plenty_of_memory_gives_the_model_s_length_and_the_default_pool(checkpoi
 
 
 def test_the_pool_always_holds_the_longest_sequence(checkpoint: Checkpoint) -> None:
-    for megabytes in range(10, 60, 5):
+    for megabytes in range(15, 60, 5):
         sizes = resolve(checkpoint, megabytes * 10**6)
         assert (sizes.num_pages - 1) * 16 >= sizes.section.max_model_len
 
 
 def test_little_memory_halves_the_length_and_says_so(checkpoint: Checkpoint) -> None:
-    sizes = resolve(checkpoint, 9_500_000)
+    sizes = resolve(checkpoint, 12_000_000)
     assert sizes.section.max_model_len == MAX_POSITION // 2
     assert f"instead of the model's {MAX_POSITION}" in sizes.notes[0]
 
 
 def test_a_length_that_was_asked_for_is_never_changed(checkpoint: Checkpoint) -> None:
     with pytest.raises(ResourceError) as caught:
-        resolve(checkpoint, 9_500_000, max_model_len=MAX_POSITION)
+        resolve(checkpoint, 12_000_000, max_model_len=MAX_POSITION)
     assert "Not enough memory: a rank needs" in str(caught.value)
     assert "--max-model-len" in caught.value.hint
 

@@ -16,7 +16,7 @@ import torch
 from firstlight.ops.contract import Matrix, MatrixKind
 from firstlight.ops.cpu.layouts import BITS_PER_VALUE, GROUP, LAYOUTS, Layout, TwoLayouts, allowed
 
-# Between 8 and 32 rows the layouts cross for models of this size: a point in between would be decided by noise.
+# The layouts cross between 8 and 32 rows: a point in between would be decided by noise.
 ROW_COUNTS = (1, 4, 8, 32, 128)
 FEW_ROWS = (1, 4)  # where the layout for few rows is judged
 MANY_ROWS = 128  # where the layout for many rows is judged
