@@ -58,7 +58,7 @@ class OfflineOrder:
                 "Give smaller --length.",
             )
         pages = -(-model_len // EngineSection().page_size_tokens) * (max(self.batches) + 1)
-        page_bytes = kv_bytes_per_token(description, 4) * EngineSection().page_size_tokens
+        page_bytes = kv_bytes_per_token(description, (4, 4)) * EngineSection().page_size_tokens
         return EngineSection(
             threads=self.threads,
             max_model_len=model_len,
@@ -98,7 +98,7 @@ class OfflineReport:
 class Work:
     """Bytes and operations that the model makes necessary."""
 
-    def __init__(self, checkpoint: Checkpoint, kv_value_bytes: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, kv_value_bytes: tuple[int, int]) -> None:
         description = checkpoint.description
         head = _EMBEDDING if description.tie_embeddings else _HEAD
         read = [t for t in checkpoint.tensors.values() if t.name != _EMBEDDING or description.tie_embeddings]
@@ -124,9 +124,9 @@ class Work:
 def bench_offline(order: OfflineOrder, on_progress: Callable[[int, int], None]) -> OfflineReport:
     """Loads the model and runs the sweep."""
     engine = open_engine(order.model, order.dtype, order.section)
-    kv_dtype: torch.dtype = getattr(torch, engine.report["kv_dtype"])
+    keys, values = (getattr(torch, name).itemsize for name in engine.report["kv_dtypes"])
     checkpoint = engine.checkpoint
-    work = Work(checkpoint, kv_dtype.itemsize)
+    work = Work(checkpoint, (keys, values))
     sweep = Sweep(engine.core(engine.runner.run), work, measure_rates(), checkpoint.description.vocab_size)
     points: list[Point] = []
     num_points = len(order.lengths) * (1 + len(order.batches))

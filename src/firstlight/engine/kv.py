@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from firstlight.ops.contract import Backend
+
 
 class KVPool:
     """Keys and values of every layer, [slots, K, D] each; slot = page * page_size + position in the page."""
@@ -16,15 +18,14 @@ class KVPool:
         num_layers: int,
         num_slots: int,
         row_shape: tuple[int, int],
-        dtype: torch.dtype,
-        device: torch.device,
+        ops: Backend,
     ) -> None:
-        self.keys = [
-            torch.empty(num_slots, *row_shape, dtype=dtype, device=device) for _ in range(num_layers)
-        ]
-        self.values = [
-            torch.empty(num_slots, *row_shape, dtype=dtype, device=device) for _ in range(num_layers)
-        ]
+        def tensors(dtype: torch.dtype) -> list[torch.Tensor]:
+            shape = (num_slots, *row_shape)
+            return [torch.empty(shape, dtype=dtype, device=ops.device) for _ in range(num_layers)]
+
+        self.keys = tensors(ops.key_dtype)
+        self.values = tensors(ops.value_dtype)
 
     def zero_null_page(self, page_size: int) -> None:
         """Run once before the first step. The other pages are written before they are read."""

@@ -9,6 +9,7 @@ Shapes: L rows, V vocabulary, C candidates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
@@ -49,8 +50,9 @@ class Sampler:
             tokens_L = tokens_L.clone()
             tokens_L[drawn] = draw(logits_LV[drawn], [sequences[row] for row in drawn])
         sampled = Sampled(tokens_L.tolist())
-        for row in torch.nonzero(~torch.isfinite(best)).flatten().tolist():
-            sampled.tokens[row] = NO_TOKEN
+        for row, value in enumerate(best.tolist()):
+            if not math.isfinite(value):
+                sampled.tokens[row] = NO_TOKEN
         for row, sequence in enumerate(sequences):
             if sequence.params.logprobs is not None and sampled.tokens[row] != NO_TOKEN:
                 sampled.logprobs[row] = token_logprobs(

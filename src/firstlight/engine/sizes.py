@@ -105,8 +105,9 @@ def _request(
     available_bytes: int,
 ) -> BudgetRequest:
     ops = declare.ops
-    value_bytes = ops.kv_dtype.itemsize
-    token_bytes = kv_bytes_per_token(description, value_bytes, shape.num_kv_heads)
+    token_bytes = kv_bytes_per_token(
+        description, (ops.key_dtype.itemsize, ops.value_dtype.itemsize), shape.num_kv_heads
+    )
     weight_bytes = sum(ops.resident_bytes(kind) for kind in kinds) + _embedding_bytes(description)
     return BudgetRequest(
         available_bytes=available_bytes,

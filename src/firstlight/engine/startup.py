@@ -86,8 +86,7 @@ def start(model: ModelSection, section: EngineSection, group: Group, report: Rep
         description.num_layers,
         sizes.num_pages * section.page_size_tokens,
         (shape.num_kv_heads, shape.head_size),
-        ops.kv_dtype,
-        ops.device,
+        ops,
     )
     runner = _runner(decoder, ops, pool, sizes.section, shape)
     summary = _summary(checkpoint, ops, sizes, loaded)
@@ -186,7 +185,7 @@ def _summary(checkpoint: Checkpoint, ops: Backend, sizes: Sizes, loaded: LoadRep
         "formats": checkpoint.formats,
         "backend": f"{ops.name} ({ops.reason})",
         "row_invariant": ops.row_invariant,
-        "kv_dtype": str(ops.kv_dtype).removeprefix("torch."),
+        "kv_dtypes": [str(dtype).removeprefix("torch.") for dtype in (ops.key_dtype, ops.value_dtype)],
         "layouts": ops.layout_notes(),
         "memory": list(sizes.notes),
         "max_model_len": sizes.section.max_model_len,

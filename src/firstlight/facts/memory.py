@@ -68,11 +68,14 @@ class MemoryBudget:
 
 
 def kv_bytes_per_token(
-    description: ModelDescription, bytes_per_value: int, num_kv_heads: int | None = None
+    description: ModelDescription, value_bytes: tuple[int, int], num_kv_heads: int | None = None
 ) -> int:
-    """Keys and values of one token in all layers; `num_kv_heads` is a rank's share."""
+    """One token in all layers; `value_bytes` are those of a number in keys and in values.
+
+    `num_kv_heads` is a rank's share.
+    """
     heads = description.num_kv_heads if num_kv_heads is None else num_kv_heads
-    return 2 * description.num_layers * heads * description.head_size * bytes_per_value
+    return description.num_layers * heads * description.head_size * sum(value_bytes)
 
 
 def weight_bytes_per_rank(

@@ -97,7 +97,8 @@ class Backend(Protocol):
     reason: str  # why this one was picked
     row_invariant: bool
     device: torch.device
-    kv_dtype: torch.dtype
+    key_dtype: torch.dtype  # of the pool
+    value_dtype: torch.dtype
 
     def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
         """Chooses layouts for these kinds. `two_copies`: memory suffices for two layouts of a weight."""

@@ -1,14 +1,16 @@
 """Attention of sequences with many rows, as batches for scaled_dot_product_attention.
 
-Used by `cpu` for prompts and by `cuda` for everything. Sequences whose row counts and lengths round up to the
-same powers of two are padded to one batch, so that the number of operator calls grows with the logarithm of
-the sizes and not with the number of sequences. The history is gathered from the pool once a step and layer: a
-cost of one read for all the rows of the chunk. Not row-invariant: the blocking inside the operator follows
-the shapes.
+Used by `cpu` for prompts and by `cuda` for everything. A long chunk is cut into blocks of rows, each of which
+looks only at the history up to its own end: causal attention without computing the masked half. Blocks whose
+row counts and lengths round up to the same powers of two are padded to one batch, so that the number of
+operator calls grows with the logarithm of the sizes and not with the number of sequences. The history is
+gathered from the pool once a block and layer: a cost of one read for all its rows. Not row-invariant: the
+blocking inside the operator follows the shapes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +18,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.ops.contract import AttentionShape, StepRows
+
+BLOCK_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Block:
+    """`count` rows of a sequence from position `start` on; `row` is the first one's index in the step."""
+
+    sequence: int
+    row: int
+    start: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -30,13 +44,11 @@ class Batch:
 
 def plan(rows: StepRows, shape: AttentionShape, chosen: list[int], device: torch.device) -> list[Batch]:
     """Batches for the `chosen` sequences (indices into `rows.counts`)."""
-    first_row = np.concatenate(([0], np.cumsum(rows.counts)))
-    groups: dict[tuple[int, int], list[int]] = {}
-    for sequence in chosen:
-        end = rows.starts[sequence] + rows.counts[sequence]
-        key = (_power_of_two(rows.counts[sequence]), _power_of_two(end))
-        groups.setdefault(key, []).append(sequence)
-    return [_batch(rows, shape, members, first_row, device) for members in groups.values()]
+    groups: dict[tuple[int, int], list[Block]] = {}
+    for block in _blocks(rows, chosen):
+        key = (_power_of_two(block.count), _power_of_two(block.start + block.count))
+        groups.setdefault(key, []).append(block)
+    return [_batch(rows, shape, members, device) for members in groups.values()]
 
 
 def attend(
@@ -53,7 +65,7 @@ def attend(
         q = q_TND[batch.rows_BC].view(num_batch, count, num_kv_heads, group, size)
         q = q.permute(0, 2, 3, 1, 4).reshape(num_batch, num_kv_heads, group * count, size)
         k = keys[batch.slots_BL].transpose(1, 2)
-        v = values[batch.slots_BL].transpose(1, 2)
+        v = values[batch.slots_BL].transpose(1, 2).to(k.dtype)
         mask = batch.mask_B1CL.repeat(1, 1, group, 1)
         result = F.scaled_dot_product_attention(q.to(k.dtype), k, v, attn_mask=mask)
         result = result.view(num_batch, num_kv_heads, group, count, size).permute(0, 3, 1, 2, 4)
@@ -64,16 +76,21 @@ def attend(
             out_TND[batch.rows_BC[batch.valid_BC]] = result[batch.valid_BC]
 
 
-def _batch(
-    rows: StepRows,
-    shape: AttentionShape,
-    members: list[int],
-    first_row: np.ndarray[tuple[int], np.dtype[np.int64]],
-    device: torch.device,
-) -> Batch:
-    starts = np.array([rows.starts[s] for s in members])[:, None]
-    counts = np.array([rows.counts[s] for s in members])[:, None]
-    firsts = first_row[members][:, None]
+def _blocks(rows: StepRows, chosen: list[int]) -> list[Block]:
+    first_row = np.concatenate(([0], np.cumsum(rows.counts)))
+    blocks = []
+    for sequence in chosen:
+        start, count, row = rows.starts[sequence], rows.counts[sequence], int(first_row[sequence])
+        for done in range(0, count, BLOCK_ROWS):
+            blocks.append(Block(sequence, row + done, start + done, min(BLOCK_ROWS, count - done)))
+    return blocks
+
+
+def _batch(rows: StepRows, shape: AttentionShape, blocks: Sequence[Block], device: torch.device) -> Batch:
+    starts = np.array([block.start for block in blocks])[:, None]
+    counts = np.array([block.count for block in blocks])[:, None]
+    firsts = np.array([block.row for block in blocks])[:, None]
+    sequences = np.array([block.sequence for block in blocks])[:, None]
     within = np.arange(counts.max())[None, :]
     rows_BC = firsts + np.minimum(within, counts - 1)  # noqa: N806 - shape suffixes
     positions_BC = (starts + np.minimum(within, counts - 1))[:, None, :, None]  # noqa: N806
@@ -82,7 +99,7 @@ def _batch(
     ends = starts + counts
     history = oldest + np.arange((ends - oldest).max())[None, :]
     clipped = np.minimum(history, ends - 1)
-    pages = rows.page_table_SP[np.array(members)[:, None], clipped // rows.page_size]
+    pages = rows.page_table_SP[sequences, clipped // rows.page_size]
     slots_BL = pages * rows.page_size + clipped % rows.page_size  # noqa: N806
     seen = history[:, None, None, :]
     mask = seen <= positions_BC

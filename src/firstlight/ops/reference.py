@@ -53,7 +53,8 @@ class ReferenceBackend:
     name = "reference"
     row_invariant = True
     device = torch.device("cpu")
-    kv_dtype = torch.float32
+    key_dtype = torch.float32
+    value_dtype = torch.float32
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

@@ -52,7 +52,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_work_is_what_the_checkpoint_makes_necessary(tiny_model: Path) -> None:
     checkpoint = open_checkpoint(tiny_model)
     description, tensors = checkpoint.description, checkpoint.tensors
-    work = Work(checkpoint, kv_value_bytes=4)
+    work = Work(checkpoint, kv_value_bytes=(4, 4))
     is_tied = description.tie_embeddings
     unread = 0 if is_tied else tensors["model.embed_tokens.weight"].nbytes
     assert work.weight_bytes == checkpoint.total_bytes - unread
@@ -60,7 +60,7 @@ def test_work_is_what_the_checkpoint_makes_necessary(tiny_model: Path) -> None:
     assert work.layer_flops == 2 * sum(math.prod(tensor.shape) for tensor in layer)
     one, two = work.decode(1, 10), work.decode(2, 10)
     assert two[1] == 2 * one[1]  # operations grow with the batch, the weights are read once
-    assert two[0] - one[0] == 10 * kv_bytes_per_token(description, 4)
+    assert two[0] - one[0] == 10 * kv_bytes_per_token(description, (4, 4))
 
 
 def test_a_sweep_of_a_tiny_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

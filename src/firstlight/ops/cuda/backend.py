@@ -46,7 +46,7 @@ class CudaBackend:
     def __init__(self, reason: str, device: torch.device, dtype: torch.dtype) -> None:
         self.reason = reason
         self.device = device
-        self.kv_dtype = dtype
+        self.key_dtype = self.value_dtype = dtype
 
     @classmethod
     def open(cls, dtype: str, rank: int) -> CudaBackend:
@@ -72,14 +72,14 @@ class CudaBackend:
         pass  # one layout: dense in the compute type
 
     def resident_bytes(self, kind: MatrixKind) -> int:
-        return kind.shape[0] * kind.shape[1] * self.kv_dtype.itemsize
+        return kind.shape[0] * kind.shape[1] * self.key_dtype.itemsize
 
     def layout_notes(self) -> list[str]:
-        return [f"every matrix: dense {self.kv_dtype}"]
+        return [f"every matrix: dense {self.key_dtype}"]
 
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         # Converted on the host, so that the device never holds the float32 form.
-        dense = weight.dequantize().to(self.kv_dtype).to(self.device)
+        dense = weight.dequantize().to(self.key_dtype).to(self.device)
         return CudaLinear(dense, float_result=role == "head")
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
