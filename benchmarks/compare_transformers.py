@@ -1,9 +1,9 @@
 """firstlight beside `transformers`, on the same model, machine and minutes: `make bench-compare`.
 
-Ours is served over HTTP; theirs runs in this process, as `generate` with a dynamic and with a static cache,
-of which the better one counts. Both get the same prompts and threads. Rounds are interleaved (ours, theirs,
-ours, ...) and medians are compared, because the machine may be shared. Invariant: no prompt comes twice, so
-that the prefix cache helps nobody.
+Ours is served over HTTP; theirs runs in this process. The goals are against `generate` as it comes (a dynamic
+cache); the ratio to its static cache, which a user must ask for, stands beside it. Both get the same prompts
+and threads. Rounds are interleaved (ours, theirs, ours, ...) and medians are compared, because the machine may
+be shared. Invariant: no prompt comes twice, so that the prefix cache helps nobody.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MOST_READY_S, MOST_PSS_BYTES = 6.0, 1.2e9
 
 @dataclass(frozen=True)
 class Figure:
-    """The outcome of a measure: every round by who ran it, and the medians' ratio to the best of theirs."""
+    """The outcome of a measure: every round by who ran it, and the ratios of the medians."""
 
     name: str
     goal: float
@@ -75,13 +75,9 @@ class Figure:
     def medians(self) -> dict[str, float]:
         return {who: median(values) for who, values in self.rounds.items()}
 
-    @property
-    def theirs(self) -> float:
-        return max(self.medians[cache] for cache in CACHES)
-
-    @property
-    def ratio(self) -> float:
-        return self.medians["firstlight"] / self.theirs
+    def ratio(self, cache: str = CACHES[0]) -> float:
+        """How many times theirs ours is."""
+        return self.medians["firstlight"] / self.medians[cache]
 
 
 @dataclass
@@ -248,13 +244,14 @@ def rows_of(result: Comparison) -> list[tuple[str, ...]]:
     for figure in result.figures:
         medians = figure.medians
         cells = (f"{medians[who]:,.1f}" for who in ("firstlight", *CACHES))
-        met = figure.ratio >= figure.goal
-        rows.append((figure.name, *cells, f"{figure.ratio:.2f}x", f">= {figure.goal:.1f}x", _verdict(met)))
+        ratios = (f"{figure.ratio(cache):.2f}x" for cache in CACHES)
+        verdict = _verdict(figure.ratio() >= figure.goal)
+        rows.append((figure.name, *cells, *ratios, f">= {figure.goal:.1f}x", verdict))
     ready_s, pss = median(result.ready_s), max(result.pss_bytes) / 1e6
     met_ready, met_pss = ready_s <= MOST_READY_S, max(result.pss_bytes) < MOST_PSS_BYTES
-    rows.append(("ready, s", f"{ready_s:.2f}", "", "", "", f"<= {MOST_READY_S:g}", _verdict(met_ready)))
+    rows.append(("ready, s", f"{ready_s:.2f}", "", "", "", "", f"<= {MOST_READY_S:g}", _verdict(met_ready)))
     limit = f"< {MOST_PSS_BYTES / 1e6:,.0f}"
-    rows.append(("memory (PSS), MB", f"{pss:,.0f}", "", "", "", limit, _verdict(met_pss)))
+    rows.append(("memory (PSS), MB", f"{pss:,.0f}", "", "", "", "", limit, _verdict(met_pss)))
     return rows
 
 
@@ -278,16 +275,16 @@ def main() -> int:
     except FirstlightError as error:
         console.print(f"error: {error.explain()}", markup=False)
         return error.exit_code
-    columns = ("", "firstlight", *(f"{cache} cache" for cache in CACHES), "ratio", "goal", "")
+    columns = ("", "firstlight", *(f"{cache} cache" for cache in CACHES), "ratio", "to static", "goal", "")
     rows = rows_of(result)
     console.print(plain_table(f"{result.threads} threads, medians of {arguments.rounds}", columns, rows))
     for who, text in result.answers.items():
         console.print(f"{who}: {text!r}", markup=False)
-    ratios = {figure.name: round(figure.ratio, 3) for figure in result.figures}
+    ratios = {f.name: {cache: round(f.ratio(cache), 3) for cache in CACHES} for f in result.figures}
     save_json(json_file, "compare transformers", {"ratios": ratios, **msgspec.to_builtins(result)})
     panels = [
-        Bars(f"{figure.name}: {figure.ratio:.2f}x", "line: goal", figure.medians, figure.goal * figure.theirs)
-        for figure in result.figures
+        Bars(f"{f.name}: {f.ratio():.2f}x", "line: goal", f.medians, f.goal * f.medians[CACHES[0]])
+        for f in result.figures
     ]
     save_panels(picture, f"firstlight and transformers {result.versions['transformers']}", panels)
     console.print(f"stored in {json_file} and {picture}", markup=False)
