@@ -21,7 +21,7 @@ from firstlight.ops.sparse_attention import MAX_KEPT_SCORES
 
 # Without --kv-memory: this much KV, or one sequence of the full length, whichever is more. A model server on
 # a laptop should not fill its memory with old prefixes.
-DEFAULT_KV_BYTES = 384 * 2**20
+DEFAULT_KV_BYTES = 288 * 2**20
 SMALLEST_MODEL_LEN = 512
 # A second layout of the weights is allowed if they take no more than this share of what may be planned for.
 SECOND_LAYOUT_SHARE = 0.3

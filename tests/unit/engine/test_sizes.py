@@ -6,7 +6,7 @@ import pytest
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import ResourceError, UsageError
-from firstlight.engine.sizes import Sizes, allows_two_layouts, resolve_sizes
+from firstlight.engine.sizes import DEFAULT_KV_BYTES, Sizes, allows_two_layouts, resolve_sizes
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.attention import attention_shape
@@ -42,7 +42,7 @@ def resolve(checkpoint: Checkpoint, available_bytes: int, *, size: int = 1, **se
 def test_plenty_of_memory_gives_the_model_s_length_and_the_default_pool(checkpoint: Checkpoint) -> None:
     sizes = resolve(checkpoint, 64 * 2**30)
     assert sizes.section.max_model_len == MAX_POSITION
-    assert (sizes.num_pages - 1) * PAGE_BYTES == 384 * 2**20
+    assert (sizes.num_pages - 1) * PAGE_BYTES == DEFAULT_KV_BYTES
     text = "\n".join(sizes.notes)
     for name in ("weights", "workspace", "kv cache", "free"):
         assert name in text
