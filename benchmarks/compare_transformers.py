@@ -2,8 +2,8 @@
 
 Ours is served over HTTP; theirs runs in this process. The goals are against `generate` as it comes (a dynamic
 cache); the ratio to its static cache, which a user must ask for, stands beside it. Both get the same prompts
-and threads. Rounds are interleaved (ours, theirs, ours, ...) and medians are compared, because the machine may
-be shared. Invariant: no prompt comes twice, so that the prefix cache helps nobody.
+and threads. Rounds are interleaved (ours, theirs, ours, ...) and medians are compared, as the machine may be
+shared. Invariant: no prompt comes twice, so that the prefix cache helps nobody.
 """
 
 from __future__ import annotations
