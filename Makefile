@@ -38,8 +38,12 @@ lint: $(TEST)
 types: $(TEST)
 	$(BIN)/mypy
 
-shape unit parity e2e: $(TEST)
+shape parity e2e: $(TEST)
 	$(BIN)/pytest -q tests/$@
+
+# The GPU tests come along: where there is no GPU they are skipped, and say so.
+unit: $(TEST)
+	$(BIN)/pytest -q tests/unit tests/gpu
 
 fix: $(TEST)  ## format the sources and apply ruff's safe fixes
 	$(BIN)/ruff format src tests benchmarks

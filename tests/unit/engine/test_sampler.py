@@ -195,7 +195,7 @@ def outcome(logits: torch.Tensor, rows: list[Sequence]) -> list[tuple[int, Token
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("vocabulary", [1003, 49152])
+@pytest.mark.parametrize("vocabulary", [1003, pytest.param(49152, marks=pytest.mark.slow)])
 def test_a_row_s_outcome_does_not_depend_on_its_batch(vocabulary: int, num_threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from firstlight.ops.collectives import Group
+
+pytestmark = pytest.mark.slow  # real processes
 
 RANK = Path(__file__).parents[2] / "support" / "collective_rank.py"
 SOURCES = Path(__file__).parents[3] / "src"

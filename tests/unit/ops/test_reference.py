@@ -159,6 +159,7 @@ def test_gated_silu_is_row_invariant(width: int) -> None:
     assert_rows_invariant(OPS.gated_silu, random_values(num, 2 * width, seed=16, scale=3.0))
 
 
+@pytest.mark.slow
 def test_two_threads_change_nothing_about_it() -> None:
     """Where torch shares work out to threads, by rows or by elements."""
     torch.set_num_threads(2)
