@@ -8,7 +8,15 @@ import torch
 from firstlight.models.layers.linear import StoredMatrix
 from firstlight.ops.contract import MatrixKind
 from firstlight.ops.cpu.backend import CpuBackend
-from firstlight.ops.cpu.layouts import BITS_PER_VALUE, GROUP, LAYOUTS, TwoLayouts, allowed, weight_error
+from firstlight.ops.cpu.layouts import (
+    BITS_PER_VALUE,
+    GROUP,
+    LAYOUTS,
+    TwoLayouts,
+    allowed,
+    padded_rows,
+    weight_error,
+)
 from firstlight.ops.cpu.select import Choice
 from firstlight.ops.reference import ReferenceBackend
 from support.operators import FORMATS, matrix, random_values
@@ -148,6 +156,23 @@ def test_a_choice_counts_each_layout_once() -> None:
     assert Choice("int4", "int4", 0, "").resident_bytes(kind) == SHAPE[0] * SHAPE[1] * 5 // 8
     assert Choice("int4", "bf16", 4, "").resident_bytes(kind) == SHAPE[0] * SHAPE[1] * 21 // 8
     assert set(BITS_PER_VALUE) == set(LAYOUTS)
+
+
+def test_few_numbers_of_rows_reach_the_kernels() -> None:
+    sizes = {padded_rows(num) for num in range(1, 2049)}
+    assert len(sizes) <= 8 + 6 + 6
+    assert all(num <= padded_rows(num) < num + 256 for num in range(1, 2049))
+    assert [padded_rows(num) for num in (1, 16, 17, 128, 129, 512, 513)] == [16, 16, 32, 128, 192, 512, 768]
+
+
+@pytest.mark.parametrize("num_rows", [1, 15, 16, 33, 130])
+def test_padding_does_not_reach_the_result(num_rows: int) -> None:
+    weight = stored("BF16")
+    x = random_values(num_rows, SHAPE[1])
+    out = LAYOUTS["bf16"](weight)(x)
+    assert out.shape == (num_rows, SHAPE[0])
+    expected = x.bfloat16().double() @ weight.dequantize().double().t()
+    assert float((out - expected).abs().max() / expected.abs().max()) < 2.0**-7
 
 
 def test_rows_of_a_weight_for_a_tied_embedding() -> None:
