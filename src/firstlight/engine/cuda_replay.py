@@ -15,7 +15,7 @@ import torch
 
 from firstlight.models.batch import ForwardBatch
 from firstlight.models.decoder import Decoder
-from firstlight.ops.padded_attention import Batch
+from firstlight.ops.padded_attention import Batch, power_of_two
 
 SMALLEST_LENGTH = 256
 
@@ -55,7 +55,7 @@ class CudaGraphReplay:
         if not _is_decode(batch):
             return self._model(batch)
         length = batch.attention[0].slots_BL.shape[1]
-        key = (_power_of_two(num_rows), max(SMALLEST_LENGTH, _power_of_two(length)))
+        key = (power_of_two(num_rows), max(SMALLEST_LENGTH, power_of_two(length)))
         if key not in self._recorded:
             inputs = _padded(batch, *key)
             self._recorded[key] = Recorded(inputs, self._record(lambda: self._model(inputs)))
@@ -119,7 +119,3 @@ def _put(target: torch.Tensor, source: torch.Tensor) -> None:
     for dim, size in enumerate(source.shape):
         corner = corner.narrow(dim, 0, size)
     corner.copy_(source)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()

@@ -124,9 +124,8 @@ def _follow(config: RunConfig, rank: int, progress: ProgressWriter) -> None:
 
 
 def _start(config: RunConfig, rank: int, report) -> tuple[Started, Group]:  # type: ignore[no-untyped-def]
-    open_checkpoint(
-        config.model.path
-    )  # only headers: a file that is no model is said before torch is imported
+    # Only headers: what is no model is said before torch is imported.
+    open_checkpoint(config.model.path)
     report("imports", detail="torch")
     from firstlight.engine.startup import start
     from firstlight.ops.collectives import join

@@ -185,7 +185,7 @@ class Scheduler:
         return budget - len(entries)
 
     def _plan_prefills(self, entries: Entries, budget: int) -> int:
-        prefilling = [s for s in self._running if len(s.tokens) - s.num_computed > 1]
+        prefilling = self._prefilling()
         for position, sequence in enumerate(prefilling):
             if budget <= 0:
                 break
@@ -203,7 +203,7 @@ class Scheduler:
         if self._preempted_now:
             return  # memory is short: what was just preempted must not come back in the same step
         held: list[Sequence] = []
-        prefilling = [s for s in self._running if len(s.tokens) - s.num_computed > 1]
+        prefilling = self._prefilling()
         while budget > 0 and self._free_slots and len(held) < MAX_HELD and len(self._waiting):
             sequence = self._waiting.pop()
             path = self._memory.cached_path(sequence)
@@ -227,6 +227,9 @@ class Scheduler:
             budget -= num
         for sequence in held:
             self._waiting.push(sequence)
+
+    def _prefilling(self) -> list[Sequence]:
+        return [s for s in self._running if len(s.tokens) - s.num_computed > 1]
 
     def _count_cache_hit(self, sequence: Sequence) -> None:
         if sequence.admitted:

@@ -46,7 +46,7 @@ def plan(rows: StepRows, shape: AttentionShape, chosen: list[int], device: torch
     """Batches for the `chosen` sequences (indices into `rows.counts`)."""
     groups: dict[tuple[int, int], list[Block]] = {}
     for block in _blocks(rows, chosen):
-        key = (_power_of_two(block.count), _power_of_two(block.start + block.count))
+        key = (power_of_two(block.count), power_of_two(block.start + block.count))
         groups.setdefault(key, []).append(block)
     return [_batch(rows, shape, members, device) for members in groups.values()]
 
@@ -113,5 +113,6 @@ def _batch(rows: StepRows, shape: AttentionShape, blocks: Sequence[Block], devic
     )
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
+    """The next power of two: the size a dimension is padded to."""
     return 1 << max(0, number - 1).bit_length()
