@@ -1,0 +1,118 @@
+"""What is left when the supervisor is gone, even by SIGKILL: a few lines that end all that belongs to the run.
+
+Started by `children` before anything else, as a script of its own and with the reading end of a pipe whose
+other end only the supervisor holds: the pipe ends when the supervisor does. Through it the supervisor names
+the processes it sees, as some overwrite the environment in which they carry the run's token. Standard library
+only. Invariant: it ends nothing but processes that carry the token, that were named to it by pid and start
+time, or that descend from those or share their session; and after five seconds it says what is left of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from typing import NamedTuple
+
+RUN_VARIABLE = "FIRSTLIGHT_RUN_ID"
+DONE = b"done\n"
+_DEADLINE_S = 5.0
+_PAUSE_S = 0.05
+
+
+class Stat(NamedTuple):
+    """What /proc/PID/stat says: fields 3, 4, 6 and 22."""
+
+    state: str
+    parent: int
+    session: int
+    start_ticks: int
+
+
+def read_stat(pid: int) -> Stat | None:
+    """None when there is no such process, or it is dead and not waited for."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    stat = Stat(fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+    return None if stat.state in "ZX" else stat
+
+
+def all_processes() -> dict[int, Stat]:
+    """Every living process that we can see."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return {pid: stat for pid in pids if (stat := read_stat(pid)) is not None}
+
+
+def members(run_id: str, named: dict[int, int]) -> dict[int, Stat]:
+    """The living processes of a run: by token, by name (pid and start time), by session and by descent."""
+    processes = all_processes()
+    mine = os.getpid()
+    found = {
+        pid
+        for pid, stat in processes.items()
+        if named.get(pid) == stat.start_ticks or _carries_token(pid, run_id)
+    } - {mine}
+    sessions = {pid for pid in named if pid not in processes or processes[pid].start_ticks == named[pid]}
+    while True:
+        more = {
+            pid
+            for pid, stat in processes.items()
+            if pid not in found and pid != mine and (stat.parent in found or stat.session in sessions)
+        }
+        if not more:
+            return {pid: processes[pid] for pid in found}
+        found |= more
+
+
+def end_all(run_id: str, named: dict[int, int], deadline_s: float = _DEADLINE_S) -> list[int]:
+    """Kill the processes of a run until none appears any more; those that are left."""
+    give_up_s = time.monotonic() + deadline_s
+    while True:
+        found = members(run_id, named)
+        for pid, stat in found.items():
+            now = read_stat(pid)
+            if now is not None and now.start_ticks == stat.start_ticks:  # its number is still its own
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        if not found or time.monotonic() > give_up_s:
+            return sorted(found)
+        time.sleep(_PAUSE_S)
+
+
+def main() -> int:
+    """`janitor.py FD RUN_ID PATH...`: the paths (sockets, boxes) are removed at the end."""
+    fd, run_id, paths = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a terminal sends them to all of us; the pipe is our order
+    named: dict[int, int] = {}
+    rest = b""
+    while data := os.read(fd, 4096):
+        *lines, rest = (rest + data).split(b"\n")
+        if DONE.strip() in lines:  # the supervisor has tidied up itself
+            return 0
+        named.update((int(line.split()[0]), int(line.split()[1])) for line in lines)
+    left = end_all(run_id, named)
+    for path in paths:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+    if left:
+        print(f"firstlight: processes {left} of run {run_id} could not be ended", file=sys.stderr)
+    return 1 if left else 0
+
+
+def _carries_token(pid: int, run_id: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"{RUN_VARIABLE}={run_id}".encode() in file.read().split(b"\0")
+    except OSError:  # of another user, or just gone
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
