@@ -15,8 +15,34 @@ from typing import Any
 
 import torch
 
+from firstlight.base.blackbox.recorder import NoBox
 from firstlight.base.errors import EngineError
 from firstlight.ops.collectives import Group, join, leave
+
+
+class Trail(NoBox):
+    """Remembers the last collective that was entered, and the last that was left."""
+
+    def __init__(self) -> None:
+        self._names = [""]
+        self._entered = self._left = (0, 0)
+
+    def name(self, text: str) -> int:
+        self._names.append(text)
+        return len(self._names) - 1
+
+    def enter_collective(self, name: int, number: int) -> None:
+        self._entered = name, number
+
+    def leave_collective(self, name: int, number: int) -> None:
+        self._left = name, number
+
+    def last(self) -> dict[str, tuple[str, int]]:
+        named = {"entered": self._entered, "left": self._left}
+        return {key: (self._names[name], number) for key, (name, number) in named.items()}
+
+
+TRAIL = Trail()
 
 
 def agree(group: Group) -> dict[str, Any]:
@@ -31,8 +57,7 @@ def agree(group: Group) -> dict[str, Any]:
         "sum": summed.tolist(),
         "join": joined.tolist(),
         "least": least,
-        "entered": group.entered,
-        "left": group.left,
+        **TRAIL.last(),
     }
 
 
@@ -63,8 +88,7 @@ def fails(group: Group) -> dict[str, Any]:
         return {
             "error": str(error),
             "hint": error.hint,
-            "entered": group.entered,
-            "left": group.left,
+            **TRAIL.last(),
             "seconds": seconds,
         }
     return {"error": None}
@@ -74,7 +98,7 @@ def main() -> None:
     rank, rendezvous, scenario, deadline_s = sys.argv[1:5]
     print("imported", flush=True)
     sys.stdin.readline()
-    group = join(int(rank), 2, Path(rendezvous), "cpu", float(deadline_s))
+    group = join(Group(int(rank), 2, float(deadline_s), recorder=TRAIL), Path(rendezvous), "cpu")
     print(json.dumps({"agree": agree, "absent": absent, "dead": dead}[scenario](group)), flush=True)
     if scenario == "agree":
         leave()

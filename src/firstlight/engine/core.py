@@ -11,7 +11,17 @@ from time import perf_counter
 
 import torch
 
-from firstlight.engine.messages import Abort, Drain, SequenceOutput, StepOutputs, Submit, ToEngine
+from firstlight.base.blackbox.layout import Counter
+from firstlight.base.blackbox.recorder import NoBox, Recorder
+from firstlight.engine.messages import (
+    Abort,
+    Drain,
+    EngineStats,
+    SequenceOutput,
+    StepOutputs,
+    Submit,
+    ToEngine,
+)
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.sampler import Sampler
 from firstlight.engine.scheduler import Scheduler
@@ -20,12 +30,18 @@ Execute = Callable[[StepPlan], torch.Tensor]
 
 
 class EngineCore:
-    """`execute` runs a plan on all ranks and returns the logits [L, V] of the sampled entries."""
+    """`execute` runs a plan on all ranks and returns the logits [L, V] of the sampled entries.
 
-    def __init__(self, scheduler: Scheduler, execute: Execute) -> None:
+    Each step is written to `recorder`: its number when it ended, and the queue.
+    """
+
+    def __init__(self, scheduler: Scheduler, execute: Execute, recorder: Recorder | None = None) -> None:
         self.scheduler = scheduler
         self._execute = execute
         self._sampler = Sampler()
+        self._recorder = recorder or NoBox()
+        self._events = self._recorder.ring("steps")
+        self._step_name = self._recorder.name("step")
 
     @property
     def has_work(self) -> bool:
@@ -50,10 +66,23 @@ class EngineCore:
             return None
         stats = self.scheduler.stats()
         if plan is not None:
+            self._recorder.set(Counter.RUNNING, stats.num_running)  # a step that hangs has somebody waiting
             outputs += self._run(plan)
             stats = self.scheduler.stats()
             stats.step_s = perf_counter() - started_s
+        self._record(stats)
         return StepOutputs(outputs, stats)
+
+    def _record(self, stats: EngineStats) -> None:
+        recorder = self._recorder
+        recorder.set(Counter.STEP, stats.num_steps)
+        recorder.set(Counter.RUNNING, stats.num_running)
+        recorder.set(Counter.WAITING, stats.num_waiting)
+        recorder.set(Counter.PAGES_USED, stats.pages_used)
+        microseconds = int(stats.step_s * 1e6)
+        self._events.write(
+            self._step_name, stats.num_steps, stats.step_sequences, stats.step_tokens, microseconds
+        )
 
     def _run(self, plan: StepPlan) -> list[SequenceOutput]:
         logits = self._execute(plan)

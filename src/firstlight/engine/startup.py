@@ -34,13 +34,13 @@ from firstlight.models.layers.attention import attention_shape
 from firstlight.models.layers.rotary import turn_table
 from firstlight.models.registry import find
 from firstlight.ops.collectives import Group
-from firstlight.ops.contract import Backend
+from firstlight.ops.contract import AttentionShape, Backend, MatrixKind
 from firstlight.ops.cpu.backend import CpuBackend
 from firstlight.ops.reference import ReferenceBackend
 
 
 class Report(Protocol):
-    """Where progress goes: `base.phases.ProgressWriter.report`, a progress bar, or nothing."""
+    """Where progress goes: `base.phases.PhaseReporter.report`, a progress bar, or nothing."""
 
     def __call__(
         self, phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = ""
@@ -69,25 +69,18 @@ def start(model: ModelSection, section: EngineSection, group: Group, report: Rep
     report("device")
     num_threads = _set_threads(section, group)
     ops = pick_backend(section.device, model.dtype, group.rank)
-    report("build")
     checkpoint = open_checkpoint(model.path)
     description = checkpoint.description
-    declare = Declaration(ops, group)
+    report("build", 0, description.num_layers, "layers")
+    declare = Declaration(ops, group, lambda done, total: report("build", done, total, "layers"))
     decoder = find(description.architecture)(declare, description)
     kinds = declare.kinds(checkpoint)
     available_bytes = _available_bytes(ops)
-    report("prepare", detail="measuring layouts")
-    ops.prepare(list(dict.fromkeys(kinds)), two_copies=allows_two_layouts(kinds, available_bytes, section))
+    _prepare(ops, list(dict.fromkeys(kinds)), report, allows_two_layouts(kinds, available_bytes, section))
     shape = attention_shape(description, group.rank, group.size)
     sizes = _agree(resolve_sizes(section, description, declare, kinds, shape, available_bytes), group)
     loaded = _load(checkpoint, declare, report)
-    report("kv", detail=f"{sizes.num_pages} pages")
-    pool = KVPool(
-        description.num_layers,
-        sizes.num_pages * section.page_size_tokens,
-        (shape.num_kv_heads, shape.head_size),
-        ops,
-    )
+    pool = _make_pool(description.num_layers, sizes, shape, ops, report)
     runner = _runner(decoder, ops, pool, sizes.section, shape)
     summary = _summary(checkpoint, ops, sizes, loaded)
     summary |= {"threads": num_threads, "start_s": round(time.monotonic() - started_s, 3)}
@@ -130,6 +123,14 @@ def _agree(sizes: Sizes, group: Group) -> Sizes:
     return Sizes(msgspec.structs.replace(sizes.section, max_model_len=model_len), num_pages, sizes.notes)
 
 
+def _prepare(ops: Backend, kinds: list[MatrixKind], report: Report, two_copies: bool) -> None:
+    """Choose the layouts, one kind of matrix after the other: each is measured for some milliseconds."""
+    for index, kind in enumerate(kinds):
+        report("prepare", index, len(kinds), "shapes")
+        ops.prepare([kind], two_copies=two_copies)
+    report("prepare", len(kinds), len(kinds), "shapes")
+
+
 def _load(checkpoint: Checkpoint, declare: Declaration, report: Report) -> LoadReport:
     loaded = read_tensors(
         checkpoint,
@@ -153,6 +154,19 @@ def _throttled(report: Callable[[int, int], None], interval_s: float = 0.1) -> C
             report(done, total)
 
     return progress
+
+
+def _make_pool(
+    num_layers: int, sizes: Sizes, shape: AttentionShape, ops: Backend, report: Report
+) -> KVPool:
+    num_slots = sizes.num_pages * sizes.section.page_size_tokens
+    row_bytes = shape.num_kv_heads * shape.head_size * (ops.key_dtype.itemsize + ops.value_dtype.itemsize)
+    total_bytes = num_layers * num_slots * row_bytes
+    detail = f"{sizes.num_pages} pages"
+    report("kv", 0, total_bytes, "bytes", detail)
+    pool = KVPool(num_layers, num_slots, (shape.num_kv_heads, shape.head_size), ops)
+    report("kv", total_bytes, total_bytes, "bytes", detail)
+    return pool
 
 
 def _runner(decoder: Decoder, ops: Backend, pool: KVPool, section: EngineSection, shape: Any) -> ModelRunner:

@@ -20,11 +20,17 @@ Kinds = Callable[[Checkpoint], list[MatrixKind]]
 
 
 class Declaration:
-    """Collects what the layers want. `ops` and `group` are what the layers will run on."""
+    """Collects what the layers want. `ops` and `group` are what the layers will run on.
 
-    def __init__(self, ops: Backend, group: Group) -> None:
+    `on_layer` hears how many layers are built, of how many.
+    """
+
+    def __init__(
+        self, ops: Backend, group: Group, on_layer: Callable[[int, int], None] = lambda done, total: None
+    ) -> None:
         self.ops = ops
         self.group = group
+        self.on_layer = on_layer
         self._sinks: dict[str, tuple[Wanted, Sink]] = {}
         self._delivered: set[str] = set()
         self._kinds: list[Kinds] = []

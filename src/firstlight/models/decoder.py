@@ -50,7 +50,10 @@ class Decoder:
         embedding = "model.embed_tokens.weight"
         self._head = Head(declare, embedding if tied else "lm_head.weight", shape, tied=tied)
         self._embedding = Embedding(declare, embedding, shape, self._head if tied else None)
-        self._blocks = [Block(declare, description, layer) for layer in range(description.num_layers)]
+        self._blocks: list[Block] = []
+        for layer in range(description.num_layers):
+            self._blocks.append(Block(declare, description, layer))
+            declare.on_layer(layer + 1, description.num_layers)
         self._norm = Vector(declare, "model.norm.weight", description.hidden_size)
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:

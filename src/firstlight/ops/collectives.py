@@ -7,6 +7,7 @@ does not arrive within the deadline, the error names the collective, its number 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -14,23 +15,31 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from firstlight.base.blackbox.recorder import NoBox, Recorder
 from firstlight.base.errors import EngineError
 
 CPU = torch.device("cpu")
+ARRIVAL_LOOK_S = 0.01
 
 
 class Group:
-    """The ranks of one model. `entered` and `left`: name and number of the last collective."""
+    """The ranks of one model. Each collective is written to `recorder` as it is entered and left."""
 
     def __init__(
-        self, rank: int = 0, size: int = 1, deadline_s: float = 60.0, device: torch.device = CPU
+        self,
+        rank: int = 0,
+        size: int = 1,
+        deadline_s: float = 60.0,
+        device: torch.device = CPU,
+        recorder: Recorder | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.deadline_s = deadline_s
         self._device = device  # where the backend wants its tensors
-        self.entered: tuple[str, int] = ("", 0)
-        self.left: tuple[str, int] = ("", 0)
+        self._recorder = recorder or NoBox()
+        self._name_numbers: dict[str, int] = {}
+        self.num_entered = 0
 
     def all_reduce(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Sums over the ranks, in place; returns the tensor."""
@@ -58,8 +67,10 @@ class Group:
         return int(tensor)
 
     def _run(self, name: str, call: Callable[[], object]) -> None:
-        number = self.entered[1] + 1
-        self.entered = (name, number)
+        number = self.num_entered = self.num_entered + 1
+        if name not in self._name_numbers:
+            self._name_numbers[name] = self._recorder.name(name)
+        self._recorder.enter_collective(self._name_numbers[name], number)
         try:
             call()
         except RuntimeError as error:
@@ -68,28 +79,60 @@ class Group:
                 f"{self.deadline_s:.0f} s: {str(error).splitlines()[0]}",
                 "Another rank died or stopped; look at its log in the run directory.",
             ) from error
-        self.left = (name, number)
+        self._recorder.leave_collective(self._name_numbers[name], number)
 
 
-def join(rank: int, size: int, rendezvous: Path, device: str, deadline_s: float) -> Group:
-    """Joins the ranks of a run through a file in its private directory; every rank calls it once."""
-    if size == 1:
-        return Group(rank, size, deadline_s)
+def join(
+    group: Group, rendezvous: Path, device: str, on_arrival: Callable[[int], None] = lambda _: None
+) -> Group:
+    """Joins the ranks of a run through a file in its private directory; every rank calls it once.
+
+    `on_arrival` hears how many ranks have arrived whenever there are more. Raises `EngineError` that names
+    the ranks which have not arrived within the deadline.
+    """
+    if group.size == 1:
+        return group
+    store = dist.FileStore(str(rendezvous), group.size)
+    _await_all(group, store, on_arrival)
     try:
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
-            init_method=f"file://{rendezvous}",
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=deadline_s),
+            store=dist.PrefixStore("group", store),
+            rank=group.rank,
+            world_size=group.size,
+            timeout=timedelta(seconds=group.deadline_s),
         )
     except RuntimeError as error:
         raise EngineError(
-            f"rank {rank}: not all {size} ranks arrived within {deadline_s:.0f} s: "
+            f"rank {group.rank}: the {group.size} ranks did not connect within {group.deadline_s:.0f} s: "
             f"{str(error).splitlines()[0]}",
             "Look at the logs of the other ranks in the run directory.",
         ) from error
-    return Group(rank, size, deadline_s, torch.device("cuda", rank) if device == "cuda" else CPU)
+    return group
+
+
+def _await_all(group: Group, store: dist.Store, on_arrival: Callable[[int], None]) -> None:
+    """Count the ranks in, so that the ones which are missing can be named; torch would only time out."""
+    store.set(f"rank-{group.rank}", "here")
+    give_up_s = time.monotonic() + group.deadline_s
+    num_arrived = 0
+    while True:
+        missing = [rank for rank in range(group.size) if not store.check([f"rank-{rank}"])]
+        if group.size - len(missing) > num_arrived:
+            num_arrived = group.size - len(missing)
+            on_arrival(num_arrived)
+        if not missing:
+            return
+        if time.monotonic() > give_up_s:
+            raise EngineError(
+                f"rank {group.rank}: {_ranks(missing)} did not arrive within {group.deadline_s:.0f} s.",
+                "Look at their logs in the run directory; `firstlight doctor` says where they are.",
+            )
+        time.sleep(ARRIVAL_LOOK_S)
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def leave() -> None:

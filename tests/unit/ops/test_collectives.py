@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from firstlight.ops.collectives import Group
+from firstlight.base.errors import EngineError
+from firstlight.ops.collectives import Group, join
 
 pytestmark = pytest.mark.slow  # real processes
 
@@ -70,10 +71,15 @@ def test_a_dead_rank_is_noticed_without_waiting_for_the_deadline(tmp_path: Path)
     assert answer["seconds"] < 40
 
 
+def test_ranks_that_do_not_arrive_are_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"rank 1: ranks 0, 2 did not arrive within 0 s"):
+        join(Group(1, 3, deadline_s=0.1), tmp_path / "rendezvous", "cpu")
+
+
 def test_a_single_rank_needs_no_group() -> None:
     group = Group()
     tensor = torch.ones(2, 3)
     assert group.all_reduce("a", tensor) is tensor
     assert group.gather_columns("b", tensor, [3]) is tensor
     assert group.agree_on_least("c", 5) == 5
-    assert group.entered == ("", 0)
+    assert group.num_entered == 0

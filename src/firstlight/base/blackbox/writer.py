@@ -42,6 +42,7 @@ from firstlight.base.blackbox.layout import (
     phase_offset,
     ring_offset,
 )
+from firstlight.base.blackbox.recorder import EventRing, NoRing
 from firstlight.base.errors import ResourceError
 
 _PHASE = struct.Struct(f"={PHASE_WORDS}Q{PHASE_BYTES - PHASE_WORDS * WORD}s")
@@ -141,11 +142,11 @@ class BlackBox:
         """All others had arrived."""
         self._words[counter_word(Counter.LEFT)] = name << NUMBER_BITS | number
 
-    def ring(self, name: str) -> Ring | None:
-        """A ring for events of the calling thread; None when all are taken."""
+    def ring(self, name: str) -> EventRing:
+        """A ring for events of the calling thread; one that keeps nothing when all are taken."""
         with self._lock:
             if self._num_rings == NUM_RINGS:
-                return None
+                return NoRing()
             index = self._num_rings
             self._num_rings += 1
         word = ring_offset(index) // WORD

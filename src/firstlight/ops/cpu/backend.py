@@ -46,7 +46,7 @@ class CpuBackend:
         self.errors: dict[MatrixKind, float] = {}  # largest weight error, on a sample of each kind
 
     def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
-        self.choices = choose(kinds, two_copies=two_copies)
+        self.choices |= choose(kinds, two_copies=two_copies)
 
     def resident_bytes(self, kind: MatrixKind) -> int:
         return self.choices[kind].resident_bytes(kind)
