@@ -73,6 +73,7 @@ def test_until_ready_everything_says_where_the_start_is() -> None:
         )
         assert http.get("/health/live").status_code == 200
         assert "firstlight:ready 0.0" in http.get("/metrics").text
+        assert (http.head("/health").status_code, http.head("/health/live").status_code) == (503, 200)
         error_of(http.get("/v1/models"), 503)
         error_of(http.get("/nothing"), 503)
         server.engine.send(Ready(256, 300, {}))
