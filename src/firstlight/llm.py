@@ -155,7 +155,10 @@ class LLM:
         if job.done:
             return False  # the echo of our own abort
         if output.error is not None:
-            raise EngineError(f"the engine gave up a request: {output.error}")
+            raise EngineError(
+                f"the engine gave up a request: {output.error}",
+                "Raise kv_memory_bytes, or send fewer or shorter prompts.",
+            )
         if job.take(output):
             self._core.handle(Abort([output.request_id]))
         return job.done

@@ -55,9 +55,13 @@ def read_toml(path: Path) -> Given:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read the config file {path}: {error.strerror}.") from error
+        raise UsageError(
+            f"cannot read the config file {path}: {error.strerror}.", "Check the path given with --config."
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from error
+        raise UsageError(
+            f"{path} is not valid TOML: {error}", 'Write lines such as port = 9000 or model = "model.gguf".'
+        ) from error
     values: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict):

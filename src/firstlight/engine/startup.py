@@ -38,6 +38,8 @@ from firstlight.ops.contract import Backend
 from firstlight.ops.cpu.backend import CpuBackend
 from firstlight.ops.reference import ReferenceBackend
 
+REPORT_BUG = "This is a bug in the engine; run again with --debug and report what it prints."
+
 
 class Report(Protocol):
     """Where progress goes: `base.phases.ProgressWriter.report`, a progress bar, or nothing."""
@@ -104,8 +106,10 @@ def self_test(core: EngineCore) -> None:
             core.scheduler.prefix.clear()
             return
         if finished:
-            raise EngineError(f"the self-test failed: {finished[0].error or finished[0].finish_reason}")
-    raise EngineError("the self-test gave no token in 4 steps")
+            raise EngineError(
+                f"the self-test failed: {finished[0].error or finished[0].finish_reason}", REPORT_BUG
+            )
+    raise EngineError("the self-test gave no token in 4 steps", REPORT_BUG)
 
 
 def pick_backend(device: str, dtype: str, rank: int) -> Backend:

@@ -14,6 +14,7 @@ from firstlight.facts.fields import read_json_object
 from firstlight.facts.formats import SUPPORTED
 from firstlight.facts.hf_config import describe_hf
 from firstlight.facts.names import is_ignorable
+from firstlight.facts.remedies import DOWNLOAD_AGAIN, GIVE_MODEL
 from firstlight.facts.safetensors_header import SafetensorsEntry, read_safetensors_header
 from firstlight.facts.tensor_facts import Checkpoint, TensorFacts
 
@@ -65,7 +66,9 @@ def _add(tensors: dict[str, TensorFacts], path: Path, entry: SafetensorsEntry, t
             "Use safetensors in bf16, fp16 or fp32, or a GGUF file of the same model.",
         )
     if entry.name in tensors:
-        raise ModelFileError(f"{path}: the tensor {entry.name} is also in {tensors[entry.name].path}.")
+        raise ModelFileError(
+            f"{path}: the tensor {entry.name} is also in {tensors[entry.name].path}.", DOWNLOAD_AGAIN
+        )
     tensors[entry.name] = TensorFacts(
         entry.name, entry.dtype, entry.shape, str(path), entry.offset, entry.nbytes
     )
@@ -97,13 +100,14 @@ def _indexed_shards(folder: Path) -> dict[Path, set[str]]:
     index_path = folder / INDEX_FILE
     weight_map = read_json_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelFileError(f"{index_path}: the field weight_map is missing or empty.")
+        raise ModelFileError(f"{index_path}: the field weight_map is missing or empty.", DOWNLOAD_AGAIN)
     shards: dict[Path, set[str]] = {}
     for name, shard in weight_map.items():
         is_plain = isinstance(shard, str) and Path(shard).name == shard and shard.endswith(".safetensors")
         if not is_plain:
             raise ModelFileError(
-                f"{index_path}: {str(shard)[:200]!r} is not the name of a shard in this folder."
+                f"{index_path}: {str(shard)[:200]!r} is not the name of a shard in this folder.",
+                DOWNLOAD_AGAIN,
             )
         shards.setdefault(folder / shard, set()).add(name)
     missing = sorted(path.name for path in shards if not path.is_file())
@@ -128,5 +132,5 @@ def _not_a_model(folder: Path) -> ModelFileError:
         return pickle_refused(folder / pickles[0])
     return ModelFileError(
         f"{folder} is not a model: it has no config.json.",
-        "Give a GGUF file, or a Hugging Face folder with config.json, tokenizer.json and safetensors.",
+        GIVE_MODEL,
     )
