@@ -1,4 +1,4 @@
-"""The one file that orders the phases of a start: from a configuration to a model that has made a token.
+"""The one file that orders the phases of a start: from an opened checkpoint to a model that has made a token.
 
 Called by `engine.rank` in every rank, and by `firstlight.llm`. Reports each phase as it is entered, with
 bytes resident while weights arrive. Invariant: `start` returns only after a token went through the real path.
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from firstlight.base.config import EngineSection, ModelSection
+from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError, UnsupportedError
 from firstlight.engine.core import EngineCore, Execute
 from firstlight.engine.cuda_replay import CudaGraphReplay, record_graph
@@ -24,9 +24,10 @@ from firstlight.engine.params import SamplingParams
 from firstlight.engine.replay import EagerReplay, Replay
 from firstlight.engine.runner import ModelRunner, PageTables
 from firstlight.engine.scheduler import Scheduler
-from firstlight.engine.sizes import Sizes, allows_two_layouts, resolve_sizes
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
+from firstlight.engine.sizes import Needs, Sizes, allows_two_layouts, resolve_sizes
+from firstlight.facts.checkpoint import Checkpoint
 from firstlight.facts.machine import inspect_machine
+from firstlight.loading.fit import require_fit
 from firstlight.loading.reader import LoadReport, read_tensors
 from firstlight.models.declare import Declaration
 from firstlight.models.decoder import Decoder
@@ -65,14 +66,16 @@ class Started:
         return EngineCore(Scheduler(self.section, self.num_pages, end_ids), execute)
 
 
-def start(model: ModelSection, section: EngineSection, group: Group, report: Report) -> Started:
-    """Opens, declares, sizes, loads. Raises `FirstlightError`s that say what to do."""
+def start(
+    checkpoint: Checkpoint, dtype: str, section: EngineSection, group: Group, report: Report
+) -> Started:
+    """Declares, sizes, loads. `dtype` as in `ModelSection`. Raises `FirstlightError`s that say what to do."""
     started_s = time.monotonic()
+    require_fit(checkpoint, section)
     report("device")
     num_threads = _set_threads(section, group)
-    ops = pick_backend(section.device, model.dtype, group.rank)
+    ops = pick_backend(section.device, dtype, group.rank)
     report("build")
-    checkpoint = open_checkpoint(model.path)
     description = checkpoint.description
     declare = Declaration(ops, group)
     decoder = find(description.architecture)(declare, description)
@@ -81,7 +84,8 @@ def start(model: ModelSection, section: EngineSection, group: Group, report: Rep
     report("prepare", detail="measuring layouts")
     ops.prepare(list(dict.fromkeys(kinds)), two_copies=allows_two_layouts(kinds, available_bytes, section))
     shape = attention_shape(description, group.rank, group.size)
-    sizes = _agree(resolve_sizes(section, description, declare, kinds, shape, available_bytes), group)
+    needs = Needs(description, declare, kinds, shape)
+    sizes = _agree(resolve_sizes(section, needs, available_bytes), group)
     loaded = _load(checkpoint, declare, report)
     report("kv", detail=f"{sizes.num_pages} pages")
     pool = KVPool(
