@@ -23,13 +23,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from firstlight.base.config import EngineSection, ModelSection
+from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError, RequestError, UsageError
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import FINISH_STOP, Abort, SequenceOutput, Submit, TokenLogprobs
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.startup import self_test, start
+from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.sources import resolve_model
+from firstlight.loading.fit import require_fit
 from firstlight.ops.collectives import Group
 from firstlight.text.detokenizer import StreamDecoder
 from firstlight.text.model import TextModel
@@ -71,10 +73,13 @@ class LLM:
         self._show_progress = progress
         path = str(resolve_model(model))
         section = _engine_section(engine)
+        checkpoint = open_checkpoint(path)
+        require_fit(checkpoint, section)
         self.text = TextModel.load(path, chat_template)
         with _progress("loading", "bytes", shown=progress) as bar:
             started = start(
-                ModelSection(path=path, served_names=(model or "default",), dtype=dtype),
+                checkpoint,
+                dtype,
                 section,
                 Group(),
                 lambda phase, done=0, total=0, unit="", detail="": bar(done, total) if total else None,
@@ -155,7 +160,10 @@ class LLM:
         if job.done:
             return False  # the echo of our own abort
         if output.error is not None:
-            raise EngineError(f"the engine gave up a request: {output.error}")
+            raise EngineError(
+                f"the engine gave up a request: {output.error}",
+                "Raise kv_memory_bytes, or send fewer or shorter prompts.",
+            )
         if job.take(output):
             self._core.handle(Abort([output.request_id]))
         return job.done

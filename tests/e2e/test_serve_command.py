@@ -55,6 +55,23 @@ def test_a_life_with_a_request_and_a_graceful_stop(model: Path) -> None:
     assert server.lines[-1] == "stopped."
 
 
+def test_while_it_drains_a_stream_goes_on_and_others_are_told(model: Path) -> None:
+    """With the launcher in play, which holds the socket beside the api process."""
+    body = {"prompt": ["x"] * 4, "n": 16, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with RunningServer(model, "--drain", "20") as server:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(server.pid, signal.SIGINT)
+            deadline = time.monotonic() + 10
+            while (told := httpx.get(f"{server.url}/health", timeout=1)).status_code == 200:
+                assert time.monotonic() < deadline
+            assert (told.status_code, told.json()["error"]["code"]) == (503, "stopping")
+            assert httpx.get(f"{server.url}/health/live", timeout=1).status_code == 200
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert server.wait() == 0
+
+
 def test_the_printed_command_works(model: Path) -> None:
     with RunningServer(model, "--max-model-len", "128") as server:
         first = next(number for number, line in enumerate(server.lines) if line.startswith("  curl"))

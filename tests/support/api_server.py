@@ -94,6 +94,10 @@ class ApiServer:
     def ask_to_stop(self) -> None:
         self._http.ask_to_stop()
 
+    def listener_twin(self) -> socket.socket:
+        """A second hold on the listening socket, as the launcher has one."""
+        return self._listener.dup()
+
     def http(self, **options: Any) -> httpx.Client:
         """A client of this server."""
         return httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False, **options)

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from firstlight.base.config import EngineSection, ModelSection
+from firstlight.base.config import EngineSection
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import SequenceOutput, Submit, TokenLogprobs
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.startup import Started, start
+from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.ops.collectives import Group
 
 MAX_STEPS = 20_000
@@ -55,7 +56,8 @@ class Harness:
     def __init__(self, path: str | Path, *, dtype: str = "float32", **section: Any) -> None:
         sizes = {"threads": 1, "kv_memory_bytes": KV_BYTES, **section}
         self.started: Started = start(
-            ModelSection(path=str(path), served_names=("test",), dtype=dtype),
+            open_checkpoint(path),
+            dtype,
             EngineSection(**sizes),
             Group(),
             lambda *_, **__: None,

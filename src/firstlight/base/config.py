@@ -13,6 +13,7 @@ import msgspec
 
 CONFIG_FILE = "config.json"
 API_KEYS_FILE = "api-keys"
+MIN_MODEL_LEN = 3  # the self-test: a prompt of two tokens, and the one that it makes
 
 
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,24 +10,39 @@ FirstlightError
 
 Raised everywhere; caught only at the top of a process (cli, rank, api), where it becomes one clear
 message and an exit code, or an OpenAI-shaped error. Invariant: `str(error)` names the thing and the
-reason, `error.hint` names the remedy.
+reason and ends like a sentence, `error.hint` names the remedy.
 """
 
 from __future__ import annotations
 
+import re
+
+_ENDS = (".", "!", "?", "…")
+_DOUBLED_END = re.compile(r"(?<!\.)([.!?…])\.$")  # but not the last of three
+
 
 class FirstlightError(Exception):
-    """An error with a remedy. `hint` is one sentence in the imperative, or empty."""
+    """An error with a remedy. `hint` is one sentence in the imperative; only a `RequestError` says its
+    remedy in the message.
+
+    Whatever the message was put together from, it ends with one full stop.
+    """
 
     exit_code = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
+        super().__init__(as_sentence(message))
         self.hint = hint
 
     def explain(self) -> str:
         """The message and the remedy as they are shown to a person."""
         return f"{self}\n  what to do: {self.hint}" if self.hint else str(self)
+
+
+def as_sentence(text: str) -> str:
+    """`text` with one full stop at its end, whether the reason that ends it brought none, or its own."""
+    text = _DOUBLED_END.sub(r"\1", text.rstrip())
+    return text if text.endswith(_ENDS) or not text else f"{text}."
 
 
 class UsageError(FirstlightError):

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from firstlight.base.config import EngineSection, ModelSection, ServerSection
+from firstlight.base.config import MIN_MODEL_LEN, EngineSection, ModelSection, ServerSection
 from firstlight.base.errors import UsageError
 from firstlight.base.settings import ALL_SETTINGS, SECTIONS, Setting
 
@@ -55,9 +55,13 @@ def read_toml(path: Path) -> Given:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read the config file {path}: {error.strerror}.") from error
+        raise UsageError(
+            f"cannot read the config file {path}: {error.strerror}.", "Check the path given with --config."
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from error
+        raise UsageError(
+            f"{path} is not valid TOML: {error}", 'Write lines such as port = 9000 or model = "model.gguf".'
+        ) from error
     values: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict):
@@ -83,6 +87,7 @@ def resolve(sources: Sequence[Given], cores: int) -> Resolved:
     server = ServerSection(**fields["server"])
     _check_server(server, set(reasons))
     engine, reasons["threads"] = _with_threads(EngineSection(**fields["engine"]), cores)
+    check_engine(engine)
     model = ModelSection(path="", **fields["model"])
     return Resolved(model, engine, server, tuple(reasons.values()))
 
@@ -170,6 +175,22 @@ def _check_server(server: ServerSection, given: set[str]) -> None:
         raise UsageError("HTTPS needs both --tls-cert and --tls-key.", "Give both, or neither.")
     if server.uds is not None and given & {"host", "port"}:
         raise UsageError("--uds listens on a Unix socket; --host and --port do not apply.", "Give one kind.")
+
+
+def check_engine(engine: EngineSection) -> None:
+    """Raises a `UsageError` for sizes that no model can run with."""
+    if 0 < engine.max_model_len < MIN_MODEL_LEN:
+        raise UsageError(
+            f"--max-model-len {engine.max_model_len} is too short: the self-test at start has a prompt of "
+            f"{MIN_MODEL_LEN - 1} tokens and makes one.",
+            f"Use {MIN_MODEL_LEN} or more, or leave it out.",
+        )
+    if engine.max_batched_tokens < engine.max_num_seqs:
+        raise UsageError(
+            f"--max-batched-tokens {engine.max_batched_tokens} is less than --max-num-seqs "
+            f"{engine.max_num_seqs}: each running sequence needs a token in every step.",
+            f"Add --max-num-seqs {engine.max_batched_tokens}, or raise --max-batched-tokens.",
+        )
 
 
 def _with_threads(engine: EngineSection, cores: int) -> tuple[EngineSection, Reason]:

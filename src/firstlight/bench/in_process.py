@@ -10,16 +10,16 @@ from pathlib import Path
 
 import torch
 
-from firstlight.base.config import EngineSection, ModelSection
+from firstlight.base.config import EngineSection
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.startup import Started, start
+from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.ops.collectives import Group
 
 
 def open_engine(model: Path, dtype: str, section: EngineSection) -> Started:
     """A single rank that is ready to run plans."""
-    section_model = ModelSection(path=str(model), served_names=(model.name,), dtype=dtype)
-    return start(section_model, section, Group(), _quiet)
+    return start(open_checkpoint(model), dtype, section, Group(), _quiet)
 
 
 def _quiet(phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = "") -> None:

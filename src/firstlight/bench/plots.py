@@ -58,7 +58,7 @@ def save_panels(path: Path, title: str, panels: Sequence[Panel | Bars]) -> None:
     try:
         figure.savefig(path, dpi=130)
     except OSError as error:
-        raise ResourceError(f"{path} cannot be written: {error.strerror}.") from error
+        raise ResourceError(f"{path} cannot be written: {error.strerror}.", "Choose another path.") from error
 
 
 def _draw_lines(axis: Any, panel: Panel) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 
 from firstlight.base.errors import UsageError
 
+_EXPECTED = 'Each line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}.'
+
 # Words that are one token with a leading space in the usual vocabularies.
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country "
@@ -68,7 +70,9 @@ def read_requests(path: Path, api: str) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the prompts in {path}: {error}.") from error
+        raise UsageError(
+            f"cannot read the prompts in {path}: {error}", "Check the path given with --prompts."
+        ) from error
     requests = [
         _request(line, f"{path}:{number}", api) for number, line in enumerate(lines, 1) if line.strip()
     ]
@@ -81,15 +85,17 @@ def _request(line: str, place: str, api: str) -> dict[str, Any]:
     try:
         request = json.loads(line)
     except ValueError as error:
-        raise UsageError(f"{place} is not JSON: {error}.") from error
+        raise UsageError(f"{place} is not JSON: {error}", _EXPECTED) from error
     if not isinstance(request, dict) or not ("prompt" in request) ^ ("messages" in request):
-        raise UsageError(f"{place} must be an object with either prompt or messages.")
+        raise UsageError(f"{place} must be an object with either prompt or messages.", _EXPECTED)
     if api == "completions" and "messages" in request:
         raise UsageError(f"{place} has messages, which /v1/completions does not take.", "Add --api chat.")
     if api == "chat" and "prompt" in request:
         text = request.pop("prompt")
         if not isinstance(text, str):
-            raise UsageError(f"{place} has a prompt of token ids, which chat does not take.")
+            raise UsageError(
+                f"{place} has a prompt of token ids, which chat does not take.", "Use --api completions."
+            )
         request["messages"] = [{"role": "user", "content": text}]
     return request
 

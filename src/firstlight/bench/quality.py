@@ -79,7 +79,9 @@ def read_texts(path: Path | None = None) -> list[str]:
         try:
             content = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read the texts in {path}: {error}.") from error
+            raise UsageError(
+                f"cannot read the texts in {path}: {error}", "Give a text file in UTF-8 with --texts."
+            ) from error
     texts = [text.strip("\n") for text in content.split("\n----\n")]
     return [text for text in texts if text.strip()]
 

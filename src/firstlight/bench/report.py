@@ -42,7 +42,7 @@ def save_json(path: Path, kind: str, report: Any) -> None:
     try:
         path.write_bytes(data + b"\n")
     except OSError as error:
-        raise ResourceError(f"{path} cannot be written: {error.strerror}.") from error
+        raise ResourceError(f"{path} cannot be written: {error.strerror}.", "Choose another path.") from error
 
 
 def require_writable(*paths: Path | None) -> None:

@@ -27,6 +27,8 @@ from firstlight.base.errors import EngineError
 from firstlight.base.phases import PROGRESS_FILE, ProgressLine
 from firstlight.base.process import Child, start_child
 
+_TRY_ALONE = "Run `firstlight serve` with the same model and flags by itself."
+
 _HOST = "127.0.0.1"
 _POLL_S = 0.01
 _LEAVE_S = 30.0
@@ -138,10 +140,10 @@ class ServerProcess:
         assert self._child is not None
         if (cause := self._child.poll()) is not None:
             self._reader.join(_LEAVE_S)
-            raise EngineError(f"the server {cause.describe()}: {self.log()[-1500:].strip()}")
+            raise EngineError(f"the server {cause.describe()}: {self.log()[-1500:].strip()}", _TRY_ALONE)
         waited_s = time.monotonic() - self.started_s
         if waited_s > deadline_s:
-            raise EngineError(f"{state} after {waited_s:.0f} s: {self.log()[-1500:].strip()}")
+            raise EngineError(f"{state} after {waited_s:.0f} s: {self.log()[-1500:].strip()}", _TRY_ALONE)
         time.sleep(_POLL_S)
 
 

@@ -197,4 +197,7 @@ def _bodies(order: ServingOrder, model: str, count: int, seed: int) -> list[byte
 def _require_one_success(warmup: list[RequestRecord]) -> None:
     errors = [record.error for record in warmup if record.error is not None]
     if errors and len(errors) == len(warmup):
-        raise EngineError(f"no warm-up request was answered; the first said: {errors[0]}")
+        raise EngineError(
+            f"no warm-up request was answered; the first said: {errors[0]}",
+            "Look at the server's own output.",
+        )

@@ -24,6 +24,8 @@ from firstlight.bench.server_process import ServerProcess
 from firstlight.bench.serving import fast_loop
 from firstlight.bench.soak_traffic import Subject, Traffic
 
+_SAME_VERSION = "Use a server of this version of firstlight."
+
 WARMUP_SHARE = 0.25  # of the time; meanwhile the KV pool is touched for the first time
 IDLE_DEADLINE_S = 20.0
 GROWTH_SHARE, GROWTH_BYTES = 0.02, 16 * 2**20  # allowed: the larger one
@@ -153,7 +155,7 @@ def read_gauges(text: str, names: Sequence[str]) -> dict[str, float]:
     for name in names:
         found = re.search(_VALUE.format(name=re.escape(name)), text, re.MULTILINE)
         if found is None:
-            raise EngineError(f"/metrics does not tell firstlight:{name}")
+            raise EngineError(f"/metrics does not tell firstlight:{name}", _SAME_VERSION)
         values[name] = float(found[1])
     return values
 

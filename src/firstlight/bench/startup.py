@@ -103,7 +103,9 @@ def _first_token(port: int) -> None:
     finally:
         connection.close()
     if reply.status != 200:
-        raise EngineError(f"the first request was answered {reply.status}: {text[:300]!r}")
+        raise EngineError(
+            f"the first request was answered {reply.status}: {text[:300]!r}", "Look at what it said."
+        )
 
 
 def _files(model: Path) -> list[Path]:

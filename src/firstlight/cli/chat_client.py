@@ -17,6 +17,7 @@ from firstlight.base.errors import EngineError, ResourceError, UsageError
 
 _CONNECT_S = 5.0
 _BETWEEN_PIECES_S = 300.0
+_CHECK_SERVER = "Look at the server's own output, and ask again."
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,13 @@ def _piece(data: str) -> Piece:
     try:
         event = json.loads(data)
     except ValueError as error:
-        raise EngineError(f"the server sent something that is not JSON: {data[:100]!r}") from error
+        raise EngineError(
+            f"the server sent something that is not JSON: {data[:100]!r}", _CHECK_SERVER
+        ) from error
     if "error" in event:
-        raise EngineError(f"the server broke off: {event['error'].get('message', event['error'])}")
+        raise EngineError(
+            f"the server broke off: {event['error'].get('message', event['error'])}", _CHECK_SERVER
+        )
     usage = event.get("usage") or {}
     choice: dict[str, Any] = next(iter(event.get("choices") or []), {})
     return Piece(
@@ -109,7 +114,10 @@ def _raise_for_error(response: httpx.Response) -> None:
     if response.status_code == httpx.codes.UNAUTHORIZED:
         raise UsageError(_message_in(response), "Give the server's key with --api-key or FIRSTLIGHT_API_KEY.")
     if response.is_error:
-        raise UsageError(f"the server refused ({response.status_code}): {_message_in(response)}")
+        raise UsageError(
+            f"the server refused ({response.status_code}): {_message_in(response)}",
+            "Change what it names; /reset shortens the conversation.",
+        )
 
 
 def _message_in(response: httpx.Response) -> str:

@@ -61,7 +61,7 @@ def convert(options: ConvertOptions) -> None:
     asked = None if options.source == DEFAULT and not Path(DEFAULT).exists() else options.source
     path = resolve_model(asked, notify=lambda text: print(text, file=sys.stderr))
     if path.is_dir():
-        raise UsageError(f"{path} is a folder already; only GGUF files are converted.")
+        raise UsageError(f"{path} is a folder already; only GGUF files are converted.", "Give a GGUF file.")
     tokenizer_json = TextModel.load(path).tokenizer_json()
 
     from firstlight.loading.convert import convert_gguf  # loads torch

@@ -107,7 +107,9 @@ def _prompts(options: RunOptions) -> list[Prompt]:
         with options.input.open(encoding="utf-8") as file:
             return read_prompts(file, str(options.input))
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {options.input}: {error}.") from error
+        raise UsageError(
+            f"cannot read {options.input}: {error}", "Give a file of JSON lines in UTF-8 with --input."
+        ) from error
 
 
 def _sampling(options: RunOptions) -> SamplingParams:

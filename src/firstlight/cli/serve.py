@@ -93,7 +93,9 @@ def _listed(file: Given, name: str) -> list[str]:
     value = file.values.get(name, [])
     keys = [value] if isinstance(value, str) else value
     if not isinstance(keys, list) or not all(isinstance(key, str) and key for key in keys):
-        raise UsageError(f"{name} in {file.origin} must be text or a list of texts.")
+        raise UsageError(
+            f"{name} in {file.origin} must be text or a list of texts.", 'Write api-key = "KEY".'
+        )
     return keys
 
 
@@ -103,7 +105,9 @@ def _keys_in(path: str | Path | None) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the API keys in {path}: {error}.") from error
+        raise UsageError(
+            f"cannot read the API keys in {path}: {error}", "Give a text file with one key a line."
+        ) from error
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
         raise UsageError(f"{path} holds no API key.", "Write one key a line.")

@@ -52,7 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
             if self.min_tokens > self.max_tokens:
                 raise RequestError(
-                    f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens}); lower it",
+                    f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}); lower it.",
                     param="min_tokens",
                 )
         if self.seed is not None:

@@ -124,8 +124,7 @@ def _follow(config: RunConfig, rank: int, progress: ProgressWriter) -> None:
 
 
 def _start(config: RunConfig, rank: int, report) -> tuple[Started, Group]:  # type: ignore[no-untyped-def]
-    # Only headers: what is no model is said before torch is imported.
-    open_checkpoint(config.model.path)
+    checkpoint = open_checkpoint(config.model.path)  # only headers
     report("imports", detail="torch")
     from firstlight.engine.startup import start
     from firstlight.ops.collectives import join
@@ -134,7 +133,7 @@ def _start(config: RunConfig, rank: int, report) -> tuple[Started, Group]:  # ty
     report("rendezvous", detail=f"{size} ranks")
     rendezvous = Path(config.run_dir) / "rendezvous"
     group = join(rank, size, rendezvous, config.engine.device, config.engine.collective_deadline_s)
-    return start(config.model, config.engine, group, report), group
+    return start(checkpoint, config.model.dtype, config.engine, group, report), group
 
 
 def _self_test(core: EngineCore) -> None:

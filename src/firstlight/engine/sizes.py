@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from firstlight.base.config import EngineSection
-from firstlight.base.errors import ResourceError, UsageError
+from firstlight.base.errors import ResourceError
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.memory import BudgetRequest, MemoryBudget, compute_budget, kv_bytes_per_token
 from firstlight.models.declare import Declaration
-from firstlight.ops.contract import AttentionShape, Backend, MatrixKind
+from firstlight.ops.contract import AttentionShape, MatrixKind
 from firstlight.ops.sparse_attention import MAX_KEPT_SCORES
 
 # Without --kv-memory: this much KV, or one sequence of the full length, whichever is more. A model server on
@@ -27,6 +27,16 @@ SMALLEST_MODEL_LEN = 512
 SECOND_LAYOUT_SHARE = 0.3
 # Sparse attention keeps a column index, a mask value and the score itself of a step.
 BYTES_PER_SCORE = 16
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a model asks of memory on this rank: its layers as declared, its matrices, its heads."""
+
+    description: ModelDescription
+    declare: Declaration
+    kinds: Sequence[MatrixKind]
+    shape: AttentionShape
 
 
 @dataclass(frozen=True)
@@ -44,23 +54,10 @@ def allows_two_layouts(kinds: Sequence[MatrixKind], available_bytes: int, sectio
     return one_layout_bytes <= SECOND_LAYOUT_SHARE * section.memory_fraction * available_bytes
 
 
-def resolve_sizes(
-    section: EngineSection,
-    description: ModelDescription,
-    declare: Declaration,
-    kinds: Sequence[MatrixKind],
-    shape: AttentionShape,
-    available_bytes: int,
-) -> Sizes:
-    """Fills in the zeros of the section. Raises `ResourceError` or `UsageError` with the remedy."""
-    section = _with_step_sizes(section)
-    model_len = section.max_model_len or description.max_position
-    if model_len > description.max_position:
-        raise UsageError(
-            f"--max-model-len {model_len} is more than the model's {description.max_position} positions",
-            f"Use {description.max_position} or less.",
-        )
-    request = _request(section, description, declare, kinds, shape, available_bytes)
+def resolve_sizes(section: EngineSection, needs: Needs, available_bytes: int) -> Sizes:
+    """Fills in the zeros of the section. Raises a `ResourceError` with the remedy."""
+    model_len = section.max_model_len or needs.description.max_position
+    request = _request(section, needs, available_bytes)
     budget, fitting_len = _fit(request, model_len, section)
     notes = budget.explain()
     if fitting_len < model_len:
@@ -69,16 +66,6 @@ def resolve_sizes(
         )
     section = structs.replace(section, max_model_len=fitting_len)
     return Sizes(section, budget.num_pages + 1, tuple(notes))
-
-
-def _with_step_sizes(section: EngineSection) -> EngineSection:
-    if section.max_batched_tokens < section.max_num_seqs:
-        raise UsageError(
-            f"--max-batched-tokens {section.max_batched_tokens} is less than --max-num-seqs "
-            f"{section.max_num_seqs}: each running sequence needs a token in every step",
-            "Raise the first or lower the second.",
-        )
-    return section
 
 
 def _fit(request: BudgetRequest, wanted: int, section: EngineSection) -> tuple[MemoryBudget, int]:
@@ -96,30 +83,23 @@ def _fit(request: BudgetRequest, wanted: int, section: EngineSection) -> tuple[M
                 raise
 
 
-def _request(
-    section: EngineSection,
-    description: ModelDescription,
-    declare: Declaration,
-    kinds: Sequence[MatrixKind],
-    shape: AttentionShape,
-    available_bytes: int,
-) -> BudgetRequest:
-    ops = declare.ops
+def _request(section: EngineSection, needs: Needs, available_bytes: int) -> BudgetRequest:
+    ops, description = needs.declare.ops, needs.description
     token_bytes = kv_bytes_per_token(
-        description, (ops.key_dtype.itemsize, ops.value_dtype.itemsize), shape.num_kv_heads
+        description, (ops.key_dtype.itemsize, ops.value_dtype.itemsize), needs.shape.num_kv_heads
     )
-    weight_bytes = sum(ops.resident_bytes(kind) for kind in kinds) + _embedding_bytes(description)
+    weight_bytes = sum(ops.resident_bytes(kind) for kind in needs.kinds) + _embedding_bytes(description)
     return BudgetRequest(
         available_bytes=available_bytes,
         fraction=section.memory_fraction,
         weight_bytes=weight_bytes,
-        workspace_bytes=_workspace_bytes(section, description, ops, kinds),
+        workspace_bytes=_workspace_bytes(section, needs),
         page_bytes=token_bytes * section.page_size_tokens,
         page_size_tokens=section.page_size_tokens,
         min_tokens=0,
         max_tokens=0,
         kv_memory_bytes=section.kv_memory_bytes,
-        num_ranks=declare.group.size if ops.device.type == "cpu" else 1,
+        num_ranks=needs.declare.group.size if ops.device.type == "cpu" else 1,
     )
 
 
@@ -127,15 +107,14 @@ def _embedding_bytes(description: ModelDescription) -> int:
     return description.vocab_size * description.hidden_size * 2
 
 
-def _workspace_bytes(
-    section: EngineSection, description: ModelDescription, ops: Backend, kinds: Sequence[MatrixKind]
-) -> int:
+def _workspace_bytes(section: EngineSection, needs: Needs) -> int:
     """The largest step: activations, logits and their copies; and while loading, one matrix in float32."""
+    description = needs.description
     width = 8 * description.hidden_size + 3 * description.intermediate_size
     activations = section.max_batched_tokens * width * 4
     logits = 4 * section.max_num_seqs * description.vocab_size * 4
     # A history is padded to at most twice its length.
     most_scores = section.max_batched_tokens * description.num_heads * 2 * description.max_position
     scores = min(MAX_KEPT_SCORES, most_scores) * BYTES_PER_SCORE
-    loading = 2 * max(kind.shape[0] * kind.shape[1] for kind in kinds) * 4
+    loading = 2 * max(kind.shape[0] * kind.shape[1] for kind in needs.kinds) * 4
     return max(activations + logits + scores, loading)

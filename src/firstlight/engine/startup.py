@@ -1,4 +1,4 @@
-"""The one file that orders the phases of a start: from a configuration to a model that has made a token.
+"""The one file that orders the phases of a start: from an opened checkpoint to a model that has made a token.
 
 Called by `engine.rank` in every rank, and by `firstlight.llm`. Reports each phase as it is entered, with
 bytes resident while weights arrive. Invariant: `start` returns only after a token went through the real path.
@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from firstlight.base.config import EngineSection, ModelSection
+from firstlight.base.blackbox.recorder import Recorder
+from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError, UnsupportedError
 from firstlight.engine.core import EngineCore, Execute
 from firstlight.engine.cuda_replay import CudaGraphReplay, record_graph
@@ -24,9 +25,10 @@ from firstlight.engine.params import SamplingParams
 from firstlight.engine.replay import EagerReplay, Replay
 from firstlight.engine.runner import ModelRunner, PageTables
 from firstlight.engine.scheduler import Scheduler
-from firstlight.engine.sizes import Sizes, allows_two_layouts, resolve_sizes
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
+from firstlight.engine.sizes import Needs, Sizes, allows_two_layouts, resolve_sizes
+from firstlight.facts.checkpoint import Checkpoint
 from firstlight.facts.machine import inspect_machine
+from firstlight.loading.fit import require_fit
 from firstlight.loading.reader import LoadReport, read_tensors
 from firstlight.models.declare import Declaration
 from firstlight.models.decoder import Decoder
@@ -37,6 +39,8 @@ from firstlight.ops.collectives import Group
 from firstlight.ops.contract import AttentionShape, Backend, MatrixKind
 from firstlight.ops.cpu.backend import CpuBackend
 from firstlight.ops.reference import ReferenceBackend
+
+REPORT_BUG = "This is a bug in the engine; run again with --debug and report what it prints."
 
 
 class Report(Protocol):
@@ -57,19 +61,21 @@ class Started:
     checkpoint: Checkpoint
     report: dict[str, Any]
 
-    def core(self, execute: Execute) -> EngineCore:
+    def core(self, execute: Execute, recorder: Recorder | None = None) -> EngineCore:
         """The engine of rank 0 over `execute`, which runs a plan on all ranks."""
         end_ids = self.checkpoint.description.eos_token_ids
-        return EngineCore(Scheduler(self.section, self.num_pages, end_ids), execute)
+        return EngineCore(Scheduler(self.section, self.num_pages, end_ids), execute, recorder)
 
 
-def start(model: ModelSection, section: EngineSection, group: Group, report: Report) -> Started:
-    """Opens, declares, sizes, loads. Raises `FirstlightError`s that say what to do."""
+def start(
+    checkpoint: Checkpoint, dtype: str, section: EngineSection, group: Group, report: Report
+) -> Started:
+    """Declares, sizes, loads. `dtype` as in `ModelSection`. Raises `FirstlightError`s that say what to do."""
     started_s = time.monotonic()
+    require_fit(checkpoint, section)
     report("device")
     num_threads = _set_threads(section, group)
-    ops = pick_backend(section.device, model.dtype, group.rank)
-    checkpoint = open_checkpoint(model.path)
+    ops = pick_backend(section.device, dtype, group.rank)
     description = checkpoint.description
     report("build", 0, description.num_layers, "layers")
     declare = Declaration(ops, group, lambda done, total: report("build", done, total, "layers"))
@@ -78,7 +84,8 @@ def start(model: ModelSection, section: EngineSection, group: Group, report: Rep
     available_bytes = _available_bytes(ops)
     _prepare(ops, list(dict.fromkeys(kinds)), report, allows_two_layouts(kinds, available_bytes, section))
     shape = attention_shape(description, group.rank, group.size)
-    sizes = _agree(resolve_sizes(section, description, declare, kinds, shape, available_bytes), group)
+    needs = Needs(description, declare, kinds, shape)
+    sizes = _agree(resolve_sizes(section, needs, available_bytes), group)
     loaded = _load(checkpoint, declare, report)
     pool = _make_pool(description.num_layers, sizes, shape, ops, report)
     runner = _runner(decoder, ops, pool, sizes.section, shape)
@@ -97,8 +104,10 @@ def self_test(core: EngineCore) -> None:
             core.scheduler.prefix.clear()
             return
         if finished:
-            raise EngineError(f"the self-test failed: {finished[0].error or finished[0].finish_reason}")
-    raise EngineError("the self-test gave no token in 4 steps")
+            raise EngineError(
+                f"the self-test failed: {finished[0].error or finished[0].finish_reason}", REPORT_BUG
+            )
+    raise EngineError("the self-test gave no token in 4 steps", REPORT_BUG)
 
 
 def pick_backend(device: str, dtype: str, rank: int) -> Backend:

@@ -14,6 +14,7 @@ from firstlight.facts.fields import lfs_pointer
 from firstlight.facts.gguf_checkpoint import open_gguf
 from firstlight.facts.gguf_header import MAGIC
 from firstlight.facts.hf_checkpoint import PICKLE_SUFFIXES, open_hf, pickle_refused
+from firstlight.facts.remedies import GIVE_MODEL
 from firstlight.facts.tensor_facts import Checkpoint, TensorFacts
 
 __all__ = ["Checkpoint", "TensorFacts", "open_checkpoint"]
@@ -44,7 +45,7 @@ def _open_file(path: Path) -> Checkpoint:
             f"{path} does not exist.", "Check the path; a GGUF file, or a Hugging Face folder, is expected."
         )
     if not path.is_file():
-        raise ModelFileError(f"{path} is neither a file nor a folder.")
+        raise ModelFileError(f"{path} is neither a file nor a folder.", GIVE_MODEL)
     with path.open("rb") as file:
         head = os.pread(file.fileno(), 16, 0)
     if head.startswith(MAGIC):
@@ -62,5 +63,5 @@ def _open_file(path: Path) -> Checkpoint:
         )
     raise ModelFileError(
         f"{path} is not a model: it is neither GGUF nor a Hugging Face folder.",
-        "Give a GGUF file, or a Hugging Face folder with config.json, tokenizer.json and safetensors.",
+        GIVE_MODEL,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from firstlight.base.errors import ModelFileError
+from firstlight.facts.remedies import CHECK_CONFIG
 
 
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,15 +59,18 @@ def require_consistent(description: ModelDescription, where: str) -> ModelDescri
     if heads % kv_heads:
         raise ModelFileError(
             f"{where}: the number of attention heads ({heads}) is not a multiple of the number of "
-            f"key-value heads ({kv_heads})."
+            f"key-value heads ({kv_heads}).",
+            CHECK_CONFIG,
         )
     if description.head_size % 2:
         raise ModelFileError(
-            f"{where}: the head size is {description.head_size}; rotary embeddings need an even one."
+            f"{where}: the head size is {description.head_size}; rotary embeddings need an even one.",
+            CHECK_CONFIG,
         )
     factors = description.rope_scaling.factors
     if description.rope_scaling.kind == "factors" and len(factors) != description.head_size // 2:
         raise ModelFileError(
-            f"{where}: {len(factors)} rotary factors for a head size of {description.head_size}."
+            f"{where}: {len(factors)} rotary factors for a head size of {description.head_size}.",
+            CHECK_CONFIG,
         )
     return description

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from firstlight.base.errors import ModelFileError
+from firstlight.facts.remedies import CHECK_CONFIG, CHECK_FILE
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
 MAX_SIZE = 1 << 24  # of any one dimension of a model; keeps a hostile file from asking for absurd allocations
@@ -24,10 +25,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_JSON_BYTES:
-            raise ModelFileError(f"{path} has {size_bytes} bytes, more than a configuration can have.")
+            raise ModelFileError(
+                f"{path} has {size_bytes} bytes, more than a configuration can have.", CHECK_FILE
+            )
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"{path} cannot be read: {error}") from error
+        raise ModelFileError(f"{path} cannot be read: {error}", CHECK_FILE) from error
     if text.startswith("version https://git-lfs"):
         raise lfs_pointer(path)
     try:
@@ -37,7 +40,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
             f"{path} is not valid JSON: {error}", "Download the file again; it may be incomplete."
         ) from error
     if not isinstance(value, dict):
-        raise ModelFileError(f"{path} must hold a JSON object, not a {type(value).__name__}.")
+        raise ModelFileError(f"{path} must hold a JSON object, not a {type(value).__name__}.", CHECK_FILE)
     return value
 
 
@@ -63,8 +66,10 @@ class Fields:
         """The error about a field that is missing or not as expected."""
         value = self.values.get(name)
         if value is None:
-            return ModelFileError(f"{self.where}: the field {name} is missing.")
-        return ModelFileError(f"{self.where}: the field {name} must be {expected}, not {str(value)[:80]!r}.")
+            return ModelFileError(f"{self.where}: the field {name} is missing.", CHECK_CONFIG)
+        return ModelFileError(
+            f"{self.where}: the field {name} must be {expected}, not {str(value)[:80]!r}.", CHECK_CONFIG
+        )
 
     def _optional(self, name: str, default: Any) -> Any:
         value = self.values.get(name)

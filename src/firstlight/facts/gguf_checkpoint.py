@@ -15,9 +15,9 @@ from pathlib import Path
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.formats import GGML_TYPE_NAMES, SUPPORTED
 from firstlight.facts.gguf_config import describe_gguf, generation_defaults
-from firstlight.facts.gguf_cursor import DOWNLOAD_AGAIN
 from firstlight.facts.gguf_header import GgufFile, GgufTensor, read_gguf
 from firstlight.facts.names import ROPE_FACTORS, huggingface_name
+from firstlight.facts.remedies import DOWNLOAD_AGAIN, OTHER_MODEL
 from firstlight.facts.tensor_facts import Checkpoint, TensorFacts, find_overlap
 
 _SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -39,7 +39,9 @@ def open_gguf(path: Path) -> Checkpoint:
                 continue
             facts = _tensor_facts(file, tensor, interleaved)
             if facts.name in tensors:
-                raise ModelFileError(f"{file.path}: the tensor {tensor.name} is also in another split file.")
+                raise ModelFileError(
+                    f"{file.path}: the tensor {tensor.name} is also in another split file.", DOWNLOAD_AGAIN
+                )
             tensors[facts.name] = facts
     if overlap := find_overlap(list(tensors.values())):
         raise ModelFileError(
@@ -90,7 +92,8 @@ def _tensor_facts(file: GgufFile, tensor: GgufTensor, interleaved: bool) -> Tens
     if not tensor.shape or len(tensor.shape) > 2 or tensor.shape[-1] % geometry.block_values:
         raise ModelFileError(
             f"{file.path}: the tensor {tensor.name} has the shape {list(tensor.shape)}, which {format_name} "
-            "cannot hold."
+            "cannot hold.",
+            DOWNLOAD_AGAIN,
         )
     nbytes = math.prod(tensor.shape[:-1]) * geometry.row_bytes(tensor.shape[-1])
     _require_inside(file, tensor, nbytes)
@@ -117,12 +120,16 @@ def _require_inside(file: GgufFile, tensor: GgufTensor, nbytes: int) -> None:
 def _read_f32(file: GgufFile, tensor: GgufTensor) -> tuple[float, ...]:
     """The values of a small F32 vector that is configuration rather than a weight."""
     if GGML_TYPE_NAMES.get(tensor.type_id) != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 4096:
-        raise UnsupportedError(f"{file.path}: the tensor {tensor.name} is not a short F32 vector.")
+        raise UnsupportedError(
+            f"{file.path}: the tensor {tensor.name} is not a short F32 vector.", OTHER_MODEL
+        )
     count = tensor.shape[0]
     _require_inside(file, tensor, 4 * count)
     with Path(file.path).open("rb") as handle:
         raw = os.pread(handle.fileno(), 4 * count, tensor.offset)
     values = struct.unpack(f"<{count}f", raw)
     if not all(math.isfinite(value) and value > 0 for value in values):
-        raise ModelFileError(f"{file.path}: the tensor {tensor.name} holds values that are not above 0.")
+        raise ModelFileError(
+            f"{file.path}: the tensor {tensor.name} holds values that are not above 0.", DOWNLOAD_AGAIN
+        )
     return values

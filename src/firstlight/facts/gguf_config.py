@@ -15,6 +15,7 @@ from firstlight.base.errors import UnsupportedError
 from firstlight.facts.description import ModelDescription, RopeScaling, require_consistent
 from firstlight.facts.fields import MAX_LAYERS, Fields
 from firstlight.facts.gguf_header import GgufFile
+from firstlight.facts.remedies import OTHER_MODEL
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # The published Llama 3 rules (low, high, original length); others stay plain factors.
@@ -112,7 +113,8 @@ def _sizes(fields: Fields, architecture: str, file: GgufFile) -> dict[str, int]:
         if other != head_size:
             raise UnsupportedError(
                 f"{fields.where}: {prefix}{suffix} is {other} and the head size is {head_size}; only equal "
-                "values are supported."
+                "values are supported.",
+                OTHER_MODEL,
             )
     embedding = file.tensors.get("token_embd.weight")
     vocab_size = embedding.shape[0] if embedding else None
@@ -150,7 +152,8 @@ def _rope_scaling(
         return RopeScaling(kind="linear", factor=factor) if linear else RopeScaling()
     if linear:
         raise UnsupportedError(
-            f"{fields.where}: linear rope scaling together with rope_freqs.weight is not supported."
+            f"{fields.where}: linear rope scaling together with rope_freqs.weight is not supported.",
+            OTHER_MODEL,
         )
     return _recognise_llama3(factors, head_size, theta) or RopeScaling(kind="factors", factors=factors)
 

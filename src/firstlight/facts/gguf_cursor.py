@@ -11,10 +11,10 @@ import struct
 from typing import Any
 
 from firstlight.base.errors import ModelFileError
+from firstlight.facts.remedies import DOWNLOAD_AGAIN
 
 MAX_HEADER_BYTES = 512 * 1024 * 1024
 FIRST_READ_BYTES = 2 * 1024 * 1024
-DOWNLOAD_AGAIN = "Download the file again; compare its size with the one the publisher states."
 
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
@@ -40,7 +40,9 @@ class Cursor:
                 DOWNLOAD_AGAIN,
             )
         if end > MAX_HEADER_BYTES:
-            raise ModelFileError(f"{self.path}: the header is larger than {MAX_HEADER_BYTES} bytes.")
+            raise ModelFileError(
+                f"{self.path}: the header is larger than {MAX_HEADER_BYTES} bytes.", DOWNLOAD_AGAIN
+            )
         goal = min(self.size_bytes, MAX_HEADER_BYTES, max(end, 2 * len(self.data), FIRST_READ_BYTES))
         while len(self.data) < goal:
             piece = os.pread(self.descriptor, goal - len(self.data), len(self.data))

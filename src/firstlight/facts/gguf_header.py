@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
-from firstlight.facts.gguf_cursor import DOWNLOAD_AGAIN, U32, U64, Cursor
+from firstlight.facts.gguf_cursor import U32, U64, Cursor
+from firstlight.facts.remedies import CHECK_FILE, DOWNLOAD_AGAIN, GIVE_MODEL
 
 MAGIC = b"GGUF"
 MAX_KEY_BYTES = 65535
@@ -60,7 +61,8 @@ class GgufFile:
         value = self.metadata.get("general.architecture")
         if not isinstance(value, str):
             raise ModelFileError(
-                f"{self.path}: the metadata general.architecture is missing or not a string."
+                f"{self.path}: the metadata general.architecture is missing or not a string.",
+                DOWNLOAD_AGAIN,
             )
         return value
 
@@ -126,11 +128,11 @@ def read_gguf(path: str | Path) -> GgufFile:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}.", CHECK_FILE) from error
     try:
         return _parse(Cursor(descriptor, path))
     except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}.", CHECK_FILE) from error
     finally:
         os.close(descriptor)
 
@@ -153,14 +155,18 @@ def _parse(cursor: Cursor) -> GgufFile:
     infos = [_tensor_info(cursor) for _ in range(num_tensors)]
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise ModelFileError(f"{cursor.path}: general.alignment is {alignment!r}, not a power of two.")
+        raise ModelFileError(
+            f"{cursor.path}: general.alignment is {alignment!r}, not a power of two.", DOWNLOAD_AGAIN
+        )
     data_offset = -(-cursor.position // alignment) * alignment
     tensors: dict[str, GgufTensor] = {}
     for name, shape, type_id, offset in infos:
         if name in tensors:
             raise ModelFileError(f"{cursor.path}: the tensor {name} appears twice.", DOWNLOAD_AGAIN)
         if offset % alignment:
-            raise ModelFileError(f"{cursor.path}: the tensor {name} is not aligned to {alignment} bytes.")
+            raise ModelFileError(
+                f"{cursor.path}: the tensor {name} is not aligned to {alignment} bytes.", DOWNLOAD_AGAIN
+            )
         tensors[name] = GgufTensor(name, shape, type_id, data_offset + offset)
     metadata = _Metadata(cursor.path, cursor.data, values)
     return GgufFile(cursor.path, version, metadata, tensors, data_offset, cursor.size_bytes)
@@ -169,7 +175,7 @@ def _parse(cursor: Cursor) -> GgufFile:
 def _version(cursor: Cursor) -> int:
     cursor.need(8)
     if bytes(cursor.data[:4]) != MAGIC:
-        raise ModelFileError(f"{cursor.path} is not a GGUF file: it does not begin with 'GGUF'.")
+        raise ModelFileError(f"{cursor.path} is not a GGUF file: it does not begin with 'GGUF'.", GIVE_MODEL)
     cursor.position = 4
     version = int(cursor.take(U32))
     if version and version & 0xFFFF == 0:
@@ -200,7 +206,9 @@ def _value(cursor: Cursor, key: str) -> Any:
 def _array(cursor: Cursor, key: str) -> _ArrayRange:
     kind, count = cursor.take(U32), cursor.take(U64)
     if kind != STRING and kind not in SCALARS:
-        raise ModelFileError(f"{cursor.path}: the metadata {key} is an array of the unknown type {kind}.")
+        raise ModelFileError(
+            f"{cursor.path}: the metadata {key} is an array of the unknown type {kind}.", DOWNLOAD_AGAIN
+        )
     item_bytes = 8 if kind == STRING else _SCALAR_STRUCTS[kind].size  # of a string: at least its length
     if count * item_bytes > cursor.size_bytes - cursor.position:
         raise ModelFileError(
@@ -221,13 +229,17 @@ def _tensor_info(cursor: Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name = cursor.string("a tensor name", MAX_KEY_BYTES)
     num_dimensions = cursor.take(U32)
     if num_dimensions > MAX_DIMENSIONS:
-        raise ModelFileError(f"{cursor.path}: the tensor {name} claims {num_dimensions} dimensions.")
+        raise ModelFileError(
+            f"{cursor.path}: the tensor {name} claims {num_dimensions} dimensions.", DOWNLOAD_AGAIN
+        )
     dimensions = [cursor.take(U64) for _ in range(num_dimensions)]
     num_values = 1
     for size in dimensions:
         num_values *= size
         if not 1 <= size <= MAX_VALUES or num_values > MAX_VALUES:
-            raise ModelFileError(f"{cursor.path}: the tensor {name} claims the shape {dimensions}.")
+            raise ModelFileError(
+                f"{cursor.path}: the tensor {name} claims the shape {dimensions}.", DOWNLOAD_AGAIN
+            )
     type_id, offset = cursor.take(U32), cursor.take(U64)
     if offset > cursor.size_bytes:
         raise ModelFileError(

@@ -11,6 +11,7 @@ from typing import Any
 from firstlight.base.errors import ModelFileError
 from firstlight.facts.fields import Fields
 from firstlight.facts.gguf_header import GgufFile
+from firstlight.facts.remedies import DOWNLOAD_AGAIN
 
 _TEMPLATE = "tokenizer.chat_template"
 _ROLES = {
@@ -55,6 +56,7 @@ def _tokens(file: GgufFile) -> list[str]:
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list):
         raise ModelFileError(
-            f"{file.path}: the metadata tokenizer.ggml.tokens is missing or not a list of strings."
+            f"{file.path}: the metadata tokenizer.ggml.tokens is missing or not a list of strings.",
+            DOWNLOAD_AGAIN,
         )
     return tokens

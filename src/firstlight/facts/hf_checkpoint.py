@@ -14,10 +14,13 @@ from firstlight.facts.fields import read_json_object
 from firstlight.facts.formats import SUPPORTED
 from firstlight.facts.hf_config import describe_hf
 from firstlight.facts.names import is_ignorable
+from firstlight.facts.remedies import DOWNLOAD_AGAIN, GIVE_MODEL
 from firstlight.facts.safetensors_header import SafetensorsEntry, read_safetensors_header
 from firstlight.facts.tensor_facts import Checkpoint, TensorFacts
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+PICKLE_INDEX = ".bin.index.json"
+_NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -37,6 +40,7 @@ def open_hf(folder: Path) -> Checkpoint:
     config_path = folder / "config.json"
     if not config_path.is_file():
         raise _not_a_model(folder)
+    _refuse_pickles(folder)
     config = read_json_object(config_path)
     generation_path = folder / "generation_config.json"
     generation: dict[str, Any] = read_json_object(generation_path) if generation_path.is_file() else {}
@@ -56,6 +60,24 @@ def open_hf(folder: Path) -> Checkpoint:
     return Checkpoint(str(folder), "safetensors", description, tensors, generation)
 
 
+def _refuse_pickles(folder: Path) -> None:
+    """Said first: whoever has only pickles cannot be helped by a remark about a field of config.json."""
+    if any(folder.glob("*.safetensors")) or (folder / INDEX_FILE).exists():
+        return
+    if pickles := _pickles(folder):
+        raise pickle_refused(pickles[0])
+
+
+def _pickles(folder: Path) -> list[Path]:
+    """Pickled weights, or the index of some; not what a training leaves beside them."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if (path.suffix in PICKLE_SUFFIXES or path.name.endswith(PICKLE_INDEX))
+        and path.name not in _NO_WEIGHTS
+    )
+
+
 def _add(tensors: dict[str, TensorFacts], path: Path, entry: SafetensorsEntry, tied: bool) -> None:
     if entry.dtype not in SUPPORTED:
         if is_ignorable(entry.name, tied):
@@ -65,7 +87,9 @@ def _add(tensors: dict[str, TensorFacts], path: Path, entry: SafetensorsEntry, t
             "Use safetensors in bf16, fp16 or fp32, or a GGUF file of the same model.",
         )
     if entry.name in tensors:
-        raise ModelFileError(f"{path}: the tensor {entry.name} is also in {tensors[entry.name].path}.")
+        raise ModelFileError(
+            f"{path}: the tensor {entry.name} is also in {tensors[entry.name].path}.", DOWNLOAD_AGAIN
+        )
     tensors[entry.name] = TensorFacts(
         entry.name, entry.dtype, entry.shape, str(path), entry.offset, entry.nbytes
     )
@@ -85,9 +109,6 @@ def _shards(folder: Path) -> dict[Path, set[str]]:
             f"{folder} has {len(found)} safetensors files ({found[0].name}, ...) but no {INDEX_FILE}.",
             f"Download {INDEX_FILE} and all shards it names.",
         )
-    pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
-    if pickles:
-        raise pickle_refused(pickles[0])
     raise ModelFileError(
         f"{folder} has a config.json but no safetensors files.", "Download the weights of the model too."
     )
@@ -97,13 +118,14 @@ def _indexed_shards(folder: Path) -> dict[Path, set[str]]:
     index_path = folder / INDEX_FILE
     weight_map = read_json_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelFileError(f"{index_path}: the field weight_map is missing or empty.")
+        raise ModelFileError(f"{index_path}: the field weight_map is missing or empty.", DOWNLOAD_AGAIN)
     shards: dict[Path, set[str]] = {}
     for name, shard in weight_map.items():
         is_plain = isinstance(shard, str) and Path(shard).name == shard and shard.endswith(".safetensors")
         if not is_plain:
             raise ModelFileError(
-                f"{index_path}: {str(shard)[:200]!r} is not the name of a shard in this folder."
+                f"{index_path}: {str(shard)[:200]!r} is not the name of a shard in this folder.",
+                DOWNLOAD_AGAIN,
             )
         shards.setdefault(folder / shard, set()).add(name)
     missing = sorted(path.name for path in shards if not path.is_file())
@@ -119,14 +141,13 @@ def _indexed_shards(folder: Path) -> dict[Path, set[str]]:
 def _not_a_model(folder: Path) -> ModelFileError:
     names = sorted(path.name for path in folder.iterdir())
     ggufs = [name for name in names if name.endswith(".gguf")]
-    pickles = [name for name in names if Path(name).suffix in PICKLE_SUFFIXES]
     if ggufs:
         return ModelFileError(
             f"{folder} has no config.json, but it holds GGUF files.", f"Give the file: {folder / ggufs[0]}"
         )
-    if pickles:
-        return pickle_refused(folder / pickles[0])
+    if pickles := _pickles(folder):
+        return pickle_refused(pickles[0])
     return ModelFileError(
         f"{folder} is not a model: it has no config.json.",
-        "Give a GGUF file, or a Hugging Face folder with config.json, tokenizer.json and safetensors.",
+        GIVE_MODEL,
     )

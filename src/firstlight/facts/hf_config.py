@@ -13,6 +13,7 @@ from typing import Any
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.description import ModelDescription, RopeScaling, require_consistent
 from firstlight.facts.fields import MAX_LAYERS, Fields
+from firstlight.facts.remedies import CHECK_CONFIG, GIVE_MODEL, OTHER_MODEL
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def _model_type(fields: Fields) -> str:
     model_type = fields.string("model_type", "")
     if not model_type:
         raise ModelFileError(
-            f"{fields.where}: the field model_type is missing, so this is not the folder of a language model."
+            f"{fields.where}: the field model_type is missing, so this is no language model.",
+            GIVE_MODEL,
         )
     if model_type not in _FAMILIES:
         raise UnsupportedError(
@@ -114,11 +116,13 @@ def _refuse_unknown_arithmetic(fields: Fields) -> None:
                 f"{fields.where}: {name} = {str(shown)[:80]} is not supported.",
                 "Use the unquantised safetensors (bf16, fp16, fp32) or a GGUF file of the same model."
                 if name == "quantization_config"
-                else "",
+                else OTHER_MODEL,
             )
     activation = fields.string("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise UnsupportedError(f"{fields.where}: hidden_act {activation!r} is not supported, only 'silu'.")
+        raise UnsupportedError(
+            f"{fields.where}: hidden_act {activation!r} is not supported, only 'silu'.", OTHER_MODEL
+        )
 
 
 def _num_kv_heads(fields: Fields, family: _Family, heads: int) -> int:
@@ -132,7 +136,8 @@ def _head_size(fields: Fields, family: _Family, hidden: int, heads: int) -> int:
     if not explicit and family.head_size is None and hidden % heads:
         raise ModelFileError(
             f"{fields.where}: hidden_size ({hidden}) is not a multiple of num_attention_heads ({heads}) and "
-            "there is no head_dim."
+            "there is no head_dim.",
+            CHECK_CONFIG,
         )
     return fields.integer("head_dim", family.head_size or hidden // heads)
 
@@ -148,7 +153,9 @@ def _rope_fields(fields: Fields) -> Fields:
     name = "rope_parameters" if fields.values.get("rope_parameters") is not None else "rope_scaling"
     section = fields.mapping(name)
     if any(isinstance(value, Mapping) for value in section.values()):
-        raise UnsupportedError(f"{fields.where}: {name} that differ from layer to layer are not supported.")
+        raise UnsupportedError(
+            f"{fields.where}: {name} that differ from layer to layer are not supported.", OTHER_MODEL
+        )
     return Fields(section, f"{fields.where}: {name}")
 
 
@@ -156,7 +163,9 @@ def _rope_scaling(rope: Fields, fields: Fields) -> RopeScaling:
     kind = rope.string("rope_type", rope.string("type", "default"))
     partial = rope.number("partial_rotary_factor", 1.0)
     if partial != 1.0:
-        raise UnsupportedError(f"{rope.where}: partial_rotary_factor = {partial} is not supported.")
+        raise UnsupportedError(
+            f"{rope.where}: partial_rotary_factor = {partial} is not supported.", OTHER_MODEL
+        )
     if kind in ("default", "none"):
         return RopeScaling()
     if kind == "linear":
@@ -164,7 +173,9 @@ def _rope_scaling(rope: Fields, fields: Fields) -> RopeScaling:
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         if high <= low:
-            raise ModelFileError(f"{rope.where}: high_freq_factor ({high}) must be above low ({low}).")
+            raise ModelFileError(
+                f"{rope.where}: high_freq_factor ({high}) must be above low ({low}).", CHECK_CONFIG
+            )
         return RopeScaling(
             kind="llama3",
             factor=rope.number("factor"),

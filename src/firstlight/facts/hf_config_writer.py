@@ -11,6 +11,7 @@ from typing import Any
 from firstlight.base.errors import UnsupportedError
 from firstlight.facts.description import ModelDescription
 
+_SERVE_IT = "Serve the GGUF file itself: firstlight needs no conversion."
 _CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -82,7 +83,8 @@ def _require_expressible(description: ModelDescription) -> None:
     name = _CLASSES[description.architecture]
     if description.rope_scaling.kind == "factors":
         raise UnsupportedError(
-            f"The rotary factors of this model follow no rule that the config.json of {name} can express."
+            f"The rotary factors of this model follow no rule that the config.json of {name} can express.",
+            _SERVE_IT,
         )
     expected = {  # (attention bias, output bias, mlp bias, norm on q and k)
         "llama": (description.attention_bias, description.attention_bias, description.mlp_bias, False),
@@ -99,7 +101,8 @@ def _require_expressible(description: ModelDescription) -> None:
     if found != expected:
         raise UnsupportedError(
             f"This model has other biases or norms than {name} (bias on q, k and v: {found[0]}, on o: "
-            f"{found[1]}, in the MLP: {found[2]}; norm on q and k: {found[3]})."
+            f"{found[1]}, in the MLP: {found[2]}; norm on q and k: {found[3]}).",
+            _SERVE_IT,
         )
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from firstlight.base.config import MIN_MODEL_LEN
 from firstlight.base.errors import ResourceError
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.formats import SUPPORTED
@@ -141,8 +142,10 @@ def _too_little(request: BudgetRequest, planned_bytes: int, num_pages: int) -> R
     fitting_pages = (planned_bytes - request.weight_bytes - request.workspace_bytes) // request.page_bytes
     remedies = []
     if request.kv_memory_bytes:
-        remedies.append("lower --kv-memory")
-    elif fitting_pages > 0:
+        if fitting_pages >= _pages(request.min_tokens, request):
+            most = as_size(fitting_pages * request.page_bytes, round_up=False)
+            remedies.append(f"lower --kv-memory to {most}")
+    elif fitting_pages * request.page_size_tokens >= MIN_MODEL_LEN:
         remedies.append(f"set --max-model-len to {fitting_pages * request.page_size_tokens} or less")
     needed_fraction = needed_bytes * request.num_ranks / max(1, request.available_bytes)
     if needed_fraction <= 0.95:
@@ -161,12 +164,26 @@ def _too_little(request: BudgetRequest, planned_bytes: int, num_pages: int) -> R
 
 
 def _small_kv_memory(request: BudgetRequest, num_pages: int, min_pages: int) -> ResourceError:
+    remedies = [
+        f"Raise --kv-memory to {as_size(min_pages * request.page_bytes, round_up=True)} or more",
+        "leave it out",
+    ]
+    if num_pages * request.page_size_tokens >= MIN_MODEL_LEN:
+        remedies.append(f"set --max-model-len to {num_pages * request.page_size_tokens} or less")
     return ResourceError(
         f"--kv-memory of {format_bytes(request.kv_memory_bytes)} holds {num_pages} pages; a sequence of "
         f"{request.min_tokens} tokens needs {min_pages} ({format_bytes(min_pages * request.page_bytes)}).",
-        "Raise --kv-memory, leave it out, or lower --max-model-len to "
-        f"{num_pages * request.page_size_tokens}.",
+        ", or ".join(remedies) + ".",
     )
+
+
+def as_size(nbytes: int, *, round_up: bool) -> str:
+    """`nbytes` as a flag takes them, "180M" or "900K": rounded up it is never less, else never more."""
+    unit, unit_bytes = "K", 2**10
+    for larger, larger_bytes in (("M", 2**20), ("G", 2**30)):
+        if nbytes >= 100 * larger_bytes:
+            unit, unit_bytes = larger, larger_bytes
+    return f"{-(-nbytes // unit_bytes) if round_up else nbytes // unit_bytes}{unit}"
 
 
 def format_bytes(nbytes: int) -> str:

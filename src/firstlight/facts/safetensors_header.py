@@ -17,9 +17,9 @@ import msgspec
 
 from firstlight.base.errors import ModelFileError
 from firstlight.facts.fields import lfs_pointer
+from firstlight.facts.remedies import CHECK_FILE, DOWNLOAD_AGAIN
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format itself
-_DOWNLOAD_AGAIN = "Download the file again; compare its size with the one the publisher states."
 _BITS = {
     "BOOL": 8,
     "U8": 8,
@@ -64,13 +64,13 @@ def read_safetensors_header(path: str | Path) -> dict[str, SafetensorsEntry]:
             length = _header_length(path, file.read(8), size_bytes)
             raw = file.read(length)
     except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}.", CHECK_FILE) from error
     if len(raw) < length:
-        raise ModelFileError(f"{path} became shorter while it was read.", _DOWNLOAD_AGAIN)
+        raise ModelFileError(f"{path} became shorter while it was read.", DOWNLOAD_AGAIN)
     try:
         header = msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelFileError(f"{path}: the header is damaged: {error}", _DOWNLOAD_AGAIN) from error
+        raise ModelFileError(f"{path}: the header is damaged: {error}", DOWNLOAD_AGAIN) from error
     header.pop("__metadata__", None)
     data_start = 8 + length
     entries = [_entry(path, name, value, data_start) for name, value in header.items()]
@@ -82,16 +82,16 @@ def _header_length(path: Path, first: bytes, size_bytes: int) -> int:
     if first.startswith(b"version "):
         raise lfs_pointer(path)
     if len(first) < 8:
-        raise ModelFileError(f"{path} is truncated: it has only {size_bytes} bytes.", _DOWNLOAD_AGAIN)
+        raise ModelFileError(f"{path} is truncated: it has only {size_bytes} bytes.", DOWNLOAD_AGAIN)
     (length,) = struct.unpack("<Q", first)
     if length > MAX_HEADER_BYTES:
         raise ModelFileError(
-            f"{path} is not a safetensors file: it claims a header of {length} bytes.", _DOWNLOAD_AGAIN
+            f"{path} is not a safetensors file: it claims a header of {length} bytes.", DOWNLOAD_AGAIN
         )
     if 8 + length > size_bytes:
         raise ModelFileError(
             f"{path} is truncated: the header ends at byte {8 + length}, the file at {size_bytes}.",
-            _DOWNLOAD_AGAIN,
+            DOWNLOAD_AGAIN,
         )
     return int(length)
 
@@ -102,16 +102,18 @@ def _entry(path: Path, name: str, value: Any, data_start: int) -> SafetensorsEnt
     shape: Any = fields.get("shape")
     offsets: Any = fields.get("data_offsets")
     if not (isinstance(dtype, str) and _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
-        raise ModelFileError(f"{path}: the header entry of {name[:200]} is damaged.", _DOWNLOAD_AGAIN)
+        raise ModelFileError(f"{path}: the header entry of {name[:200]} is damaged.", DOWNLOAD_AGAIN)
     if dtype not in _BITS:
-        raise ModelFileError(f"{path}: the tensor {name[:200]} has the unknown type {dtype[:40]!r}.")
+        raise ModelFileError(
+            f"{path}: the tensor {name[:200]} has the unknown type {dtype[:40]!r}.", DOWNLOAD_AGAIN
+        )
     begin, end = offsets
     needed_bytes = math.prod(shape) * _BITS[dtype] // 8
     if end - begin != needed_bytes:
         raise ModelFileError(
             f"{path}: the tensor {name[:200]} needs {needed_bytes} bytes for {dtype} {shape}, "
             f"the header gives it {end - begin}.",
-            _DOWNLOAD_AGAIN,
+            DOWNLOAD_AGAIN,
         )
     return SafetensorsEntry(name, dtype, tuple(shape), data_start + begin, needed_bytes)
 
@@ -127,15 +129,15 @@ def _require_dense(path: Path, entries: list[SafetensorsEntry], data_start: int,
             raise ModelFileError(
                 f"{path}: the bytes of {entry.name[:200]} begin at {entry.offset}, expected {position}; "
                 "tensors overlap or leave a hole.",
-                _DOWNLOAD_AGAIN,
+                DOWNLOAD_AGAIN,
             )
         position += entry.nbytes
     if position > size_bytes:
         raise ModelFileError(
             f"{path} is truncated: its tensors need {position} bytes, the file has {size_bytes}.",
-            _DOWNLOAD_AGAIN,
+            DOWNLOAD_AGAIN,
         )
     if position < size_bytes:
         raise ModelFileError(
-            f"{path} is damaged: {size_bytes - position} bytes follow the last tensor.", _DOWNLOAD_AGAIN
+            f"{path} is damaged: {size_bytes - position} bytes follow the last tensor.", DOWNLOAD_AGAIN
         )

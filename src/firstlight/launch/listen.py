@@ -67,7 +67,7 @@ def _explained(host: str, port: int, error: OSError) -> FirstlightError:
             f"cannot listen on {where}: this machine does not have that address.",
             "Use 127.0.0.1 for this machine only, or 0.0.0.0 for every address it has.",
         )
-    return ResourceError(f"cannot listen on {where}: {error.strerror}.")
+    return ResourceError(f"cannot listen on {where}: {error.strerror}.", "Choose another --host or --port.")
 
 
 def _listen_unix(path: str) -> socket.socket:

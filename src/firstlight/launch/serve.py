@@ -15,7 +15,7 @@ from typing import TextIO
 import msgspec
 
 from firstlight.base.clock import Clock, SystemClock
-from firstlight.base.config import RunConfig, ServerSection, write_config
+from firstlight.base.config import EngineSection, RunConfig, ServerSection, write_config
 from firstlight.base.errors import EngineError
 from firstlight.base.resolve import Resolved, located
 from firstlight.facts.sources import DEFAULT_NAME
@@ -54,6 +54,7 @@ def serve(
     try:
         server = msgspec.structs.replace(order.resolved.server, port=bound_port(listener))
         path = locate(order.model)
+        _require_servable(path, order.resolved.engine)
         run_dir = make_run_directory()
         end: Verdict | None = None
         try:
@@ -72,6 +73,14 @@ def serve(
         if order.resolved.server.uds is not None:
             with contextlib.suppress(OSError):
                 os.unlink(order.resolved.server.uds)
+
+
+def _require_servable(path: Path, engine: EngineSection) -> None:
+    """Reads headers only: what cannot be served is said before any process is started for it."""
+    from firstlight.facts.checkpoint import open_checkpoint  # these bring numpy; the socket comes first
+    from firstlight.loading.fit import require_fit
+
+    require_fit(open_checkpoint(path), engine)
 
 
 def _write_run(order: Order, server: ServerSection, path: Path, run_dir: Path) -> RunConfig:

@@ -65,7 +65,9 @@ def convert_gguf(
         raise UsageError(f"The dtype {dtype!r} is unknown.", f"Choose one of: {', '.join(DTYPES)}.")
     checkpoint = open_checkpoint(source)
     if checkpoint.kind != "gguf":
-        raise UsageError(f"{source} is a Hugging Face folder already; only GGUF files are converted.")
+        raise UsageError(
+            f"{source} is a Hugging Face folder already; only GGUF files are converted.", "Give a GGUF file."
+        )
     target = Path(target).absolute()
     configs = _config_files(checkpoint, tokenizer_json, DTYPES[dtype])
     wanted = [Wanted.whole(tensor.name, tensor.shape) for tensor in checkpoint.tensors.values()]
@@ -81,7 +83,9 @@ def convert_gguf(
         _write_weights(checkpoint, wanted, writer, progress)
         os.rename(partial, target)
     except OSError as error:
-        raise ResourceError(f"{target} cannot be written: {error.strerror or error}.") from error
+        raise ResourceError(
+            f"{target} cannot be written: {error.strerror or error}.", "Choose another folder, or make room."
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return ConvertReport(target, (*configs, *writer.file_names), len(shapes), weight_bytes)

@@ -19,6 +19,7 @@ import torch
 
 from firstlight.base.errors import ModelFileError
 from firstlight.facts.checkpoint import Checkpoint
+from firstlight.facts.remedies import CHECK_FILE
 from firstlight.loading.plan import ReadPlan, Segment, Wanted, make_plan
 from firstlight.quant.weight import Weight
 
@@ -220,7 +221,9 @@ class _ReadAhead:
             self._ready.put(None)
         except OSError as error:
             self._ready.put(
-                ModelFileError(f"{error.filename or 'A file of the model'} cannot be read: {error.strerror}.")
+                ModelFileError(
+                    f"{error.filename or 'A file of the model'} cannot be read: {error.strerror}.", CHECK_FILE
+                )
             )
         except BaseException as error:  # noqa: BLE001 - the top of a thread: the consumer raises it
             self._ready.put(error)

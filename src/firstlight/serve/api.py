@@ -1,7 +1,8 @@
 """Entry point of the api process: `python -m firstlight.serve.api --run-dir D --fd N`.
 
-Started by `launch` with the public socket, which already listens. Invariant: on SIGTERM it stops accepting,
-lets open requests finish within `drain_s`, and ends with code 0; it never ends silently.
+Started by `launch` with the public socket, which already listens. Invariant: on SIGTERM it answers new
+requests with 503, lets open ones finish within `drain_s`, closes the socket for everybody, and ends with
+code 0; it never ends silently.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import monotonic
 
 import uvicorn
 
@@ -33,13 +35,15 @@ from firstlight.serve.metrics import Metrics
 from firstlight.serve.sampling import DEFAULTED
 from firstlight.serve.server import Server
 from firstlight.text.model import TextModel
+from firstlight.text.wording import sentence
 
 CLOSE_MARGIN_S = 2.0  # after the engine's deadline, for the last bytes to clients
+DRAIN_LOOK_S = 0.02
 KEEP_ALIVE_S = 75  # longer than the common 60 s of proxies, so that they close first
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, stopping in our order: no new requests, drain the engine, then close."""
+    """uvicorn, stopping in our order: refuse new requests, drain the engine, then close."""
 
     def __init__(self, config: uvicorn.Config, client: EngineClient, drain_s: float) -> None:
         super().__init__(config)
@@ -60,8 +64,22 @@ class HttpServer(uvicorn.Server):
             loop.remove_signal_handler(signal.SIGTERM)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Called by uvicorn once it was asked to stop."""
+        """Called by uvicorn once it was asked to stop; it accepts until the last open request has ended.
+
+        Whoever comes meanwhile is told so by the gate, at once: the launcher holds the socket too, so that
+        connections nobody accepts would wait in the kernel.
+        """
+        drained_s = monotonic() + self._drain_s + CLOSE_MARGIN_S / 2
         self._client.drain(self._drain_s)
+        while self._client.num_open and monotonic() < drained_s:
+            await asyncio.sleep(DRAIN_LOOK_S)
+        left_s = drained_s + CLOSE_MARGIN_S / 2 - monotonic()
+        self.config.timeout_graceful_shutdown = max(1, round(left_s))
+        ours = [listener.dup() for listener in sockets or ()]  # the event loop closes those it was given
+        for server in self.servers:
+            server.close()
+        for listener in ours:
+            _stop_listening(listener)
         await super().shutdown(sockets)
 
     def ask_to_stop(self) -> None:
@@ -75,6 +93,12 @@ class HttpServer(uvicorn.Server):
             await self.serve(sockets=[listener])
         finally:
             await self._client.close()
+
+
+def _stop_listening(listener: socket.socket) -> None:
+    """Ends the socket itself, not only our hold on it: from now on clients are refused, not left waiting."""
+    with listener, contextlib.suppress(OSError):  # not every system can; there, the launcher's end does it
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def main() -> int:
@@ -115,7 +139,6 @@ def make_http(server: Server, api_keys: Sequence[str] = ()) -> HttpServer:
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=round(limits.drain_s + CLOSE_MARGIN_S),
         ssl_certfile=limits.tls_cert,
         ssl_keyfile=limits.tls_key,
     )
@@ -133,7 +156,7 @@ def check_tls(limits: ServerSection) -> None:
     except OSError as error:  # ssl.SSLError is one too
         reason = error.strerror or str(error)
         raise UsageError(
-            f"The TLS files {limits.tls_cert} and {limits.tls_key} cannot be used: {reason}.",
+            f"The TLS files {limits.tls_cert} and {limits.tls_key} cannot be used: {sentence(reason)}",
             "Give a certificate chain and its unencrypted private key, both in PEM form.",
         ) from error
 

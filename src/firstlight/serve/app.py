@@ -145,11 +145,13 @@ def _add_information(app: FastAPI, server: Server) -> None:
         """One model."""
         return _json(handlers_info.model(server, name))
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["information"])
     async def health() -> Response:
         """200 when requests are served; 503 with the reason otherwise."""
         return _json({"status": "ready"})
 
+    @app.head("/health/live", include_in_schema=False)
     @app.get("/health/live", tags=["information"])
     async def live() -> Response:
         """200 as long as this process answers, whatever the engine does."""

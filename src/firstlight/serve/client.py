@@ -35,6 +35,8 @@ from firstlight.engine.messages import (
     decode_from_engine,
     encode,
 )
+from firstlight.serve.errors import STOPPING_AFTER_FAILURE
+from firstlight.text.wording import sentence
 
 log = logging.getLogger(__name__)
 OnOutput = Callable[[SequenceOutput], None]
@@ -197,10 +199,11 @@ class EngineClient:
     def unavailable(self) -> RequestError:
         """Why the engine does not serve, and when to ask again."""
         if self.failure is not None:
-            hint = f" {self.failure.hint}" if self.failure.hint else ""
-            return _unavailable(f"The engine failed: {self.failure.message}.{hint}", "engine_failed", 10.0)
+            text = f"The engine failed: {sentence(self.failure.message)} {self.failure.hint}".strip()
+            return _unavailable(f"{text} {STOPPING_AFTER_FAILURE}", "engine_failed", 10.0)
         if self.is_draining:
-            return _unavailable("The server is stopping; ask another one.", "stopping", 5.0)
+            message = "The server is shutting down and takes no new requests; ask another one, or come back."
+            return _unavailable(message, "stopping", 5.0)
         return _unavailable(f"The model is not ready yet: {_where(self.progress)}.", "starting", 1.0)
 
     def drain(self, deadline_s: float) -> None:
@@ -256,7 +259,7 @@ class EngineClient:
         if not self.is_draining:
             # Its last message may still be on its way through the other socket.
             await asyncio.sleep(0.2)
-            self._fail(Failed("the engine process ended", "Its log in the run directory says why.", 6))
+            self._fail(Failed("the engine process ended", "", 6))
         else:
             self._end_all("the engine ended before this request was finished")
 

@@ -17,9 +17,12 @@ from starlette.responses import Response
 
 from firstlight.base.errors import RequestError
 from firstlight.engine.messages import FINISH_REJECTED, SequenceOutput
+from firstlight.text.wording import sentence
 
 log = logging.getLogger(__name__)
 QUEUE_RETRY_S = 1.0
+# A failed engine is not restarted: the launcher ends the run, and prints the reason.
+STOPPING_AFTER_FAILURE = "The server is stopping; its own output and its run directory hold the reason."
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -76,13 +79,13 @@ def engine_error(output: SequenceOutput) -> RequestError:
                 kind="rate_limit_error",
                 retry_after_s=QUEUE_RETRY_S,
             )
-        return RequestError(f"The engine refused the request: {reason}.", code="rejected")
+        return RequestError(f"The engine refused the request: {sentence(reason)}", code="rejected")
     return RequestError(
-        f"The engine failed while it worked on this request: {reason}. Try again when /health answers 200.",
-        code="engine_error",
+        f"The engine failed while it worked on this request: {sentence(reason)} {STOPPING_AFTER_FAILURE}",
+        code="engine_failed",
         status=503,
         kind="server_error",
-        retry_after_s=5.0,
+        retry_after_s=10.0,
     )
 
 

@@ -63,7 +63,8 @@ class ChatAnswer:
             continue_final_message=request.continue_final_message,
             template_kwargs=request.chat_template_kwargs,
         )
-        check_length(self._server, [prompt], self._max_tokens, "messages")
+        limit_param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        check_length(self._server, [prompt], self._max_tokens, "messages", limit_param)
         options = TextOptions(
             skip_special_tokens=request.skip_special_tokens,
             include_stop=request.include_stop_str_in_output,

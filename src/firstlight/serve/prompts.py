@@ -97,9 +97,16 @@ def check_ids(server: Server, prompts: Sequence[Sequence[int]], param: str) -> N
 
 
 def check_length(
-    server: Server, prompts: Sequence[Sequence[int]], max_tokens: int | None, param: str
+    server: Server,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int | None,
+    param: str,
+    limit_param: str = "max_tokens",
 ) -> None:
-    """Refuses what cannot fit into the model's length, with both numbers."""
+    """Refuses what cannot fit into the model's length, with both numbers.
+
+    `param` and `limit_param` are the names under which the client sent prompt and `max_tokens`.
+    """
     limit = server.ready.max_model_len
     longest = max(map(len, prompts))
     if not longest:
@@ -113,10 +120,10 @@ def check_length(
         )
     if max_tokens is not None and longest + max_tokens > limit:
         raise RequestError(
-            f"The prompt has {longest} tokens and max_tokens asks for {max_tokens} more, together "
-            f"{longest + max_tokens}, but this model takes at most {limit}. Lower max_tokens to "
+            f"The prompt has {longest} tokens and {limit_param} asks for {max_tokens} more, together "
+            f"{longest + max_tokens}, but this model takes at most {limit}. Lower {limit_param} to "
             f"{limit - longest} or shorten the prompt.",
-            param="max_tokens",
+            param=limit_param,
             code="context_length_exceeded",
         )
 

@@ -13,8 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from firstlight.base.errors import RequestError
 from firstlight.serve.refusals import without_neutral
+from firstlight.text.wording import sentence
 
 _MAX_SHOWN_CHARS = 200
+_MAX_COUNT = 2**31 - 1
+# How pydantic's names for a wrong type end; its other faults are values out of range.
+_TYPE_FAULTS = ("_type", "_parsing", "int_from_float")
 
 
 class _Request(BaseModel):
@@ -36,7 +40,7 @@ class StreamOptions(BaseModel):
 class GenerationRequest(_Request):
     """What chat and plain completions have in common."""
 
-    max_tokens: int | None = Field(None, ge=1, description="Most tokens of an answer.")
+    max_tokens: int | None = Field(None, ge=1, le=_MAX_COUNT, description="Most tokens of an answer.")
     temperature: float | None = Field(None, description="0 is greedy. The model's own default, else 1.")
     top_p: float | None = Field(None, description="Keep the likeliest tokens with this mass.")
     top_k: int | None = Field(None, description="Keep this many tokens; 0 or -1 keeps all.")
@@ -67,7 +71,9 @@ class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
     messages: list[dict[str, Any]] = Field(description="The conversation: role and content.")
-    max_completion_tokens: int | None = Field(None, ge=1, description="Newer name of max_tokens.")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=_MAX_COUNT, description="Newer name of max_tokens."
+    )
     logprobs: bool = Field(False, description="Log-probabilities of the answer's tokens.")
     top_logprobs: int | None = Field(None, ge=0, description="And of the likeliest ones at each place.")
     add_generation_prompt: bool = Field(True, description="Ask the template for the start of an answer.")
@@ -134,7 +140,8 @@ def _first_fault(error: ValidationError) -> RequestError:
     if len(shown) > _MAX_SHOWN_CHARS:
         shown = shown[:_MAX_SHOWN_CHARS] + "…"
     message = str(fault["msg"]).replace("Input should", "it should")
-    return RequestError(f"The parameter {name!r} is {shown}, but {message}.", param=name, code="invalid_type")
+    code = "invalid_type" if fault["type"].endswith(_TYPE_FAULTS) else "invalid_value"
+    return RequestError(f"The parameter {name!r} is {shown}, but {sentence(message)}", param=name, code=code)
 
 
 def _path(location: tuple[int | str, ...]) -> list[int | str]:

@@ -214,15 +214,23 @@ def completion_logprobs(
     """The older shape; the sampled token is always among its top ones."""
     tops: list[dict[str, float]] = []
     for item in items:
-        top = {text.token_text(token): finite(value) for token, value in reversed(item.top)}
-        top.setdefault(text.token_text(item.token_id), finite(item.logprob))
+        top = {_legacy_text(token, text): finite(value) for token, value in reversed(item.top)}
+        top.setdefault(_legacy_text(item.token_id, text), finite(item.logprob))
         tops.append(top)
     return CompletionLogprobs(
         list(offsets),
         [finite(item.logprob) for item in items],
-        [text.token_text(item.token_id) for item in items],
+        [_legacy_text(item.token_id, text) for item in items],
         tops,
     )
+
+
+def _legacy_text(token_id: int, text: TextModel) -> str:
+    """A token as the older shape names it: it has no list of bytes, so parts of characters are marked."""
+    try:
+        return text.token_bytes(token_id).decode()
+    except UnicodeDecodeError:
+        return f"bytes:{text.token_text(token_id)}"
 
 
 def finite(value: float) -> float:

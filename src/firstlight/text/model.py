@@ -102,8 +102,8 @@ class TextModel:
         return self._vocabulary.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """A token on its own, for people: unfinished characters are replaced."""
-        return self._vocabulary.token_bytes(token_id).decode("utf-8", errors="replace")
+        """A token on its own; bytes that are no whole character stand as escapes, such as \\xf0\\x9f."""
+        return self._vocabulary.token_bytes(token_id).decode("utf-8", errors="backslashreplace")
 
     def render_chat(
         self,

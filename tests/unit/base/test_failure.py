@@ -10,7 +10,7 @@ from firstlight.base.failure import Failure, read_failure, write_failure
 
 def test_an_error_with_a_remedy_arrives_whole(tmp_path: Path) -> None:
     write_failure(tmp_path, "rank-0", ResourceError("too little memory", "lower --kv-memory"))
-    assert read_failure(tmp_path, "rank-0") == Failure("too little memory", "lower --kv-memory", 5)
+    assert read_failure(tmp_path, "rank-0") == Failure("too little memory.", "lower --kv-memory", 5)
     assert read_failure(tmp_path, "rank-1") is None
 
 

@@ -70,7 +70,7 @@ def code_of(error: BaseException, *, debug: bool = False) -> int:
 
 def test_an_error_of_ours_is_its_message_hint_and_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(ModelFileError("it is cut short", "fetch it again")) == 3
-    assert capsys.readouterr().err == "error: it is cut short\n  what to do: fetch it again\n"
+    assert capsys.readouterr().err == "error: it is cut short.\n  what to do: fetch it again\n"
 
 
 def test_a_refused_request_is_a_usage_error() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from firstlight.base.config import EngineSection
-from firstlight.base.errors import ResourceError, UsageError
-from firstlight.engine.sizes import DEFAULT_KV_BYTES, Sizes, allows_two_layouts, resolve_sizes
+from firstlight.base.errors import ResourceError
+from firstlight.base.resolve import parse_size
+from firstlight.engine.sizes import DEFAULT_KV_BYTES, Needs, Sizes, allows_two_layouts, resolve_sizes
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.attention import attention_shape
@@ -36,7 +39,9 @@ def resolve(checkpoint: Checkpoint, available_bytes: int, *, size: int = 1, **se
     # A small step, so that its workspace does not hide what the test is about.
     values = {"max_num_seqs": 4, "max_batched_tokens": 16, **section}
     engine = EngineSection(**values)  # type: ignore[arg-type]
-    return resolve_sizes(engine, description, declare, declare.kinds(checkpoint), shape, available_bytes)
+    return resolve_sizes(
+        engine, Needs(description, declare, declare.kinds(checkpoint), shape), available_bytes
+    )
 
 
 def test_plenty_of_memory_gives_the_model_s_length_and_the_default_pool(checkpoint: Checkpoint) -> None:
@@ -73,17 +78,6 @@ def test_no_memory_at_all_says_how_much_is_needed(checkpoint: Checkpoint) -> Non
     assert "smaller" in caught.value.hint
 
 
-def test_a_length_beyond_the_model_is_refused(checkpoint: Checkpoint) -> None:
-    with pytest.raises(UsageError, match=f"--max-model-len {MAX_POSITION + 1} is more than") as caught:
-        resolve(checkpoint, 2**30, max_model_len=MAX_POSITION + 1)
-    assert str(MAX_POSITION) in caught.value.hint
-
-
-def test_more_sequences_than_tokens_in_a_step_are_refused(checkpoint: Checkpoint) -> None:
-    with pytest.raises(UsageError, match="--max-batched-tokens 8 is less than --max-num-seqs 16"):
-        resolve(checkpoint, 2**30, max_batched_tokens=8, max_num_seqs=16)
-
-
 def test_kv_memory_fixes_the_pool(checkpoint: Checkpoint) -> None:
     sizes = resolve(checkpoint, 2**30, kv_memory_bytes=100 * PAGE_BYTES, max_model_len=1024)
     assert sizes.num_pages == 101
@@ -93,6 +87,24 @@ def test_kv_memory_too_small_for_one_sequence_is_refused(checkpoint: Checkpoint)
     with pytest.raises(ResourceError, match=r"--kv-memory of .* holds 10 pages") as caught:
         resolve(checkpoint, 2**30, kv_memory_bytes=10 * PAGE_BYTES, max_model_len=1024)
     assert "--max-model-len to 160" in caught.value.hint
+
+
+def test_the_kv_memory_that_is_advised_works(checkpoint: Checkpoint) -> None:
+    """Even where what was given holds no page at all."""
+    with pytest.raises(ResourceError, match="holds 0 pages") as caught:
+        resolve(checkpoint, 2**30, kv_memory_bytes=1024)
+    assert "--max-model-len" not in caught.value.hint
+    advised = re.search(r"--kv-memory to (\w+) or more", caught.value.hint)
+    assert advised is not None
+    assert resolve(checkpoint, 2**30, kv_memory_bytes=parse_size(advised[1])).section.max_model_len >= 512
+
+
+def test_the_smaller_kv_memory_that_is_advised_works(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ResourceError) as caught:
+        resolve(checkpoint, 2**30, kv_memory_bytes=2**31)
+    advised = re.search(r"ower --kv-memory to (\w+)", caught.value.hint)
+    assert advised is not None
+    resolve(checkpoint, 2**30, kv_memory_bytes=parse_size(advised[1]))
 
 
 def test_kv_memory_beyond_what_is_there_is_refused(checkpoint: Checkpoint) -> None:

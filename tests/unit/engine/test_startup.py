@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from firstlight.base.config import EngineSection, ModelSection
+from firstlight.base.config import MIN_MODEL_LEN, EngineSection
 from firstlight.base.errors import (
     FirstlightError,
     ModelFileError,
@@ -15,7 +15,8 @@ from firstlight.base.errors import (
     UnsupportedError,
     UsageError,
 )
-from firstlight.engine.startup import Started, start
+from firstlight.engine.startup import Started, self_test, start
+from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.ops.collectives import Group
 from support.checkpoints import mixed_formats, random_weights, tiny_description, write_gguf, write_hf_folder
 
@@ -28,9 +29,8 @@ def run(path: Path, *, dtype: str = "float32", **section: Any) -> tuple[Started,
     def report(phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = "") -> None:
         reports.append((phase, done, total, unit))
 
-    model = ModelSection(path=str(path), served_names=("test",), dtype=dtype)
     sizes = {"threads": 1, "kv_memory_bytes": 2**25, **section}
-    return start(model, EngineSection(**sizes), Group(), report), reports
+    return start(open_checkpoint(path), dtype, EngineSection(**sizes), Group(), report), reports
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +87,8 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     del weights["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(ModelFileError, match=r"model.layers.1.mlp.up_proj.weight"):
         run(write_hf_folder(tmp_path / "m", description, weights))
+
+
+def test_the_shortest_length_passes_the_self_test(path: Path) -> None:
+    started, _ = run(path, max_model_len=MIN_MODEL_LEN)
+    self_test(started.core(started.runner.run))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import struct
 from pathlib import Path
 
@@ -78,6 +79,34 @@ def test_pickles_are_refused_and_never_opened(tmp_path: Path, folder: Path) -> N
     (folder / "config.json").unlink()
     expect(folder, ModelFileError, "pickle")
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pytorch_model.bin",
+        "pytorch_model-00001-of-00002.bin",
+        "pytorch_model.bin.index.json",
+        "x.pt",
+        "x.pth",
+    ],
+)
+@pytest.mark.parametrize("config", ["{}", '{"model_type": "llama"}', "not JSON", None])
+def test_a_folder_with_pickles_only_is_refused_for_that(
+    tmp_path: Path, name: str, config: str | None
+) -> None:
+    """Whatever else is wrong with it: to complete config.json would not help."""
+    (tmp_path / name).write_bytes(pickle.dumps({}))
+    (tmp_path / "training_args.bin").write_bytes(pickle.dumps({}))
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    expect(tmp_path, ModelFileError, f"{re.escape(name)} is a pickle checkpoint.*refused")
+
+
+def test_what_a_training_leaves_beside_the_weights_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "training_args.bin").write_bytes(pickle.dumps({}))
+    (tmp_path / "config.json").write_text("{}")
+    expect(tmp_path, ModelFileError, "model_type is missing")
 
 
 def test_one_safetensors_file_asks_for_its_folder(folder: Path) -> None:

@@ -100,7 +100,7 @@ def test_too_little_for_the_weights() -> None:
 def test_a_fixed_size_that_does_not_fit() -> None:
     with pytest.raises(ResourceError, match="Not enough memory") as caught:
         compute_budget(request(kv_memory_bytes=6_000))
-    assert caught.value.hint.startswith("Lower --kv-memory, or raise --memory-fraction to 0.75")
+    assert caught.value.hint.startswith("Lower --kv-memory to 3K, or raise --memory-fraction to 0.75")
 
 
 def test_a_fixed_size_below_one_sequence() -> None:

@@ -160,7 +160,11 @@ def hub_error(kind: type[Exception]) -> Exception:
         (hub_error(hub_errors.GatedRepoError), ModelFileError, "gated"),
         (hub_error(hub_errors.RepositoryNotFoundError), ModelFileError, "no such model or revision"),
         (hub_error(hub_errors.RevisionNotFoundError), ModelFileError, "no such model or revision"),
-        (hub_errors.LocalEntryNotFoundError("no network\nmore"), ModelFileError, "from the hub: no network$"),
+        (
+            hub_errors.LocalEntryNotFoundError("no network\nmore"),
+            ModelFileError,
+            "from the hub: no network.$",
+        ),
         (OSError(28, "No space left on device"), ResourceError, "disk became full"),
         (ConnectionError("unreachable"), ModelFileError, "unreachable"),
     ],

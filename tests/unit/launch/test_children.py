@@ -96,7 +96,7 @@ def test_the_last_words_of_a_rank_become_the_verdict(tmp_path: Path) -> None:
     end = Run(tmp_path).follow(spec("rank-0", FAILS, tmp_path), spec("api", LEAVES_ON_SIGTERM, tmp_path))
     assert end.exit_code == 3
     assert end.failure is not None
-    assert (end.failure.message, end.failure.hint) == ("the file is cut short", "fetch it again")
+    assert (end.failure.message, end.failure.hint) == ("the file is cut short.", "fetch it again")
 
 
 def test_a_run_from_start_to_a_graceful_stop(tmp_path: Path) -> None:

@@ -108,6 +108,16 @@ def test_logprobs_are_parallel_lists(server: ApiServer) -> None:
     }
 
 
+def test_tokens_that_are_a_part_of_a_character_keep_apart(server: ApiServer) -> None:
+    """The fake engine names the next token id as second likeliest: two of them must not share one key."""
+    logprobs = ask(server, prompt="é", logprobs=2, max_tokens=2)["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == [r"bytes:\xc3", r"bytes:\xa9"]
+    assert logprobs["top_logprobs"] == [
+        {r"bytes:\xc4": -1.0, r"bytes:\xc3": -0.5},
+        {r"bytes:\xaa": -1.0, r"bytes:\xa9": -0.5},
+    ]
+
+
 def test_the_sampled_token_is_always_among_the_top_ones(server: ApiServer) -> None:
     logprobs = ask(server, prompt="ab", logprobs=0, max_tokens=2)["choices"][0]["logprobs"]
     assert logprobs["top_logprobs"] == [{"a": -0.5}, {"b": -0.5}]
@@ -155,7 +165,7 @@ def test_tokenize_and_back(server: ApiServer) -> None:
             "count": 3,
             "max_model_len": 256,
             "tokens": tokens("hé"),
-            "token_strs": ["h", "\ufffd", "\ufffd"],
+            "token_strs": ["h", r"\xc3", r"\xa9"],
         }
         chat = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": False}
         ids = http.post("/v1/tokenize", json=chat).json()["tokens"]

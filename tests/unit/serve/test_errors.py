@@ -64,7 +64,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     ({"max_tokens": "x" * 500}, "max_tokens", "…"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "one of them"),
-    ({"min_tokens": 9, "max_tokens": 5}, "min_tokens", "larger than max_tokens"),
+    ({"min_tokens": 9, "max_tokens": 5}, "min_tokens", "above max_tokens"),
     ({"n": 0}, "n", "greater than or equal to 1"),
     ({"n": 17}, "n", "at most 16"),
     ({"stream": "yes"}, "stream", "boolean"),
@@ -133,6 +133,50 @@ def test_a_bad_chat_request(http: httpx.Client, change: dict[str, Any], param: s
     assert error["type"] == "invalid_request_error"
 
 
+OUT_OF_RANGE: list[tuple[str, Any]] = [
+    *(
+        (name, value)
+        for name in ("n", "max_tokens", "max_completion_tokens")
+        for value in (0, -1, 2**31, 2**70)
+    ),
+    *((name, value) for name in ("min_tokens", "top_logprobs") for value in (-1, 2**31, 2**70)),
+    *(
+        (name, sign * 2**power)
+        for name in ("priority", "seed", "top_k")
+        for sign in (-1, 1)
+        for power in (63, 90)
+    ),
+    *((name, value) for name in ("temperature", "repetition_penalty") for value in (-1, 1e300, 2**70)),
+    *((name, value) for name in ("top_p", "min_p") for value in (-0.5, 1.5, 2**70)),
+    *((name, value) for name in ("frequency_penalty", "presence_penalty") for value in (-3, 2.5, -(2**70))),
+    *(("logit_bias", {"1": value}) for value in (-101, 1e300)),
+    ("logit_bias", {str(2**70): 1}),
+    ("stop_token_ids", [2**70]),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), OUT_OF_RANGE, ids=str)
+def test_a_number_out_of_range_is_a_wrong_value(http: httpx.Client, name: str, value: Any) -> None:
+    body = {"messages": USER, "logprobs": True, name: value}
+    error = expect_error(http.post(CHAT, json=body), 400)
+    assert (error["param"], error["code"]) == (name, "invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n", 1.5), ("n", "1"), ("n", True), ("top_p", "1"), ("seed", [1]), ("stop", 5)]
+)
+def test_another_kind_of_value_is_a_wrong_type(http: httpx.Client, name: str, value: Any) -> None:
+    error = expect_error(http.post(CHAT, json={"messages": USER, name: value}), 400)
+    assert (error["param"], error["code"]) == (name, "invalid_type")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" * 5000])
+def test_what_is_no_number_of_json_is_refused(http: httpx.Client, number: str) -> None:
+    body = f'{{"messages": [{{"role": "user", "content": "x"}}], "temperature": {number}}}'
+    response = http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert expect_error(response, 400)["code"] == "invalid_json"
+
+
 BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ""}, "prompt", "empty"),
     ({"prompt": []}, "prompt", "empty"),
@@ -167,6 +211,9 @@ def test_an_over_long_prompt_names_both_numbers(http: httpx.Client) -> None:
     error = expect_error(http.post(COMPLETIONS, json={"prompt": "x" * 200, "max_tokens": 100}), 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
     assert all(number in error["message"] for number in ("200", "100", "300", "256", "to 56"))
+    for name in ("max_tokens", "max_completion_tokens"):
+        error = expect_error(http.post(CHAT, json={"messages": USER, name: 250}), 400)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", name)
     chat = {"messages": [{"role": "user", "content": "x" * 300}]}
     assert expect_error(http.post(CHAT, json=chat), 400)["param"] == "messages"
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from firstlight.engine.messages import Abort, Drain, Failed, Progress, Ready, Submit
+from firstlight.serve.api import CLOSE_MARGIN_S
 from support.api_server import ApiServer, wait_until
 from support.byte_text import END, tokens
 from support.fake_engine import DEADLINE_S, Script
@@ -73,6 +76,7 @@ def test_until_ready_everything_says_where_the_start_is() -> None:
         )
         assert http.get("/health/live").status_code == 200
         assert "firstlight:ready 0.0" in http.get("/metrics").text
+        assert (http.head("/health").status_code, http.head("/health/live").status_code) == (503, 200)
         error_of(http.get("/v1/models"), 503)
         error_of(http.get("/nothing"), 503)
         server.engine.send(Ready(256, 300, {}))
@@ -87,11 +91,11 @@ def test_after_a_failure_the_reason_is_the_answer() -> None:
         server.engine.wait_for(Submit)
         server.engine.send(Failed("out of memory", "Use --kv-memory.", 5))
         error = error_of(call.done(), 503)
-        assert (error["code"], error["type"]) == ("engine_error", "server_error")
-        assert "out of memory" in error["message"]
+        assert (error["code"], error["type"]) == ("engine_failed", "server_error")
+        assert "out of memory. The server is stopping; its own output" in error["message"]
         error = error_of(http.get("/health"), 503)
-        assert error["code"] == "engine_failed"
-        assert "Use --kv-memory." in error["message"]
+        assert (error["code"], error["type"]) == ("engine_failed", "server_error")
+        assert "out of memory. Use --kv-memory. The server is stopping" in error["message"]
         assert http.get("/health/live").status_code == 200
 
 
@@ -112,7 +116,9 @@ def test_a_failure_within_a_stream_is_its_last_event() -> None:
             next(lines)
             server.engine.send(Failed("a rank died", "", 6))
             rest = [line for line in lines if line]
-        assert "a rank died" in json.loads(rest[-2].removeprefix("data: "))["error"]["message"]
+        error = json.loads(rest[-2].removeprefix("data: "))["error"]
+        assert (error["code"], error["type"]) == ("engine_failed", "server_error")
+        assert "a rank died. The server is stopping" in error["message"]
         assert rest[-1] == "data: [DONE]"
 
 
@@ -225,18 +231,60 @@ def test_a_graceful_stop_lets_open_requests_finish() -> None:
         server.ask_to_stop()
         (drain,) = server.engine.wait_for(Drain)
         assert drain.deadline_s == 5.0
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{server.url}/health", trust_env=False)
         server.engine.release()
         assert call.done().json()["choices"][0]["message"]["content"] == "done"
 
 
-def test_new_requests_are_refused_while_stopping() -> None:
-    with ApiServer(held) as server:
-        server.client.is_draining = True
-        with server.http() as http:
-            error = error_of(http.post(CHAT, json={"messages": USER}), 503)
-        assert error["code"] == "stopping"
+def test_while_it_drains_who_comes_is_told_at_once_that_it_shuts_down() -> None:
+    """On new connections and on old ones; the launcher's hold on the socket is played by `twin`."""
+    with ApiServer(held, drain_s=30.0) as server, server.http() as http, server.listener_twin() as twin:
+        http.get("/health")
+        call = Call(server, {"stream": True})
+        server.engine.wait_for(Submit)
+        server.ask_to_stop()
+        server.engine.wait_for(Drain)
+        with server.http() as new:
+            for client in (http, new):
+                for path in ("/health", "/v1/models"):
+                    assert_shuts_down(client.get(path))
+                assert_shuts_down(client.post(CHAT, json={"messages": USER}))
+                assert client.get("/health/live").status_code == 200
+                assert client.head("/health").status_code == 503
+        server.engine.release()
+        assert call.done().text.endswith("data: [DONE]\n\n")
+        server.stop()
+        with pytest.raises(httpx.ConnectError):  # refused, not left in the queue of the twin
+            httpx.get(f"{server.url}/health", trust_env=False, timeout=DEADLINE_S)
+        assert twin.fileno() >= 0
+
+
+def assert_shuts_down(response: httpx.Response) -> None:
+    error = error_of(response, 503)
+    assert (error["code"], error["type"]) == ("stopping", "server_error")
+    assert "shutting down" in error["message"]
+    assert response.headers["retry-after"] == "5"
+    assert response.headers["connection"] == "close"
+
+
+def test_a_unix_socket_is_closed_for_everybody_too(tmp_path: Path) -> None:
+    path = str(tmp_path / "api.sock")
+    with ApiServer(uds=path) as server, server.listener_twin():
+        server.stop()
+        with socket.socket(socket.AF_UNIX) as raw, pytest.raises(ConnectionRefusedError):
+            raw.connect(path)
+
+
+def test_a_client_that_does_not_read_does_not_hold_the_stop_beyond_its_margin() -> None:
+    with ApiServer(endless, drain_s=0.0) as server, socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        body = json.dumps({"messages": USER, "stream": True}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        raw.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        server.engine.wait_for(Submit)
+        begun_s = time.monotonic()
+        server.stop()
+        assert time.monotonic() - begun_s < CLOSE_MARGIN_S + 1.0
 
 
 def test_what_runs_past_the_drain_is_aborted() -> None:

@@ -74,6 +74,13 @@ def test_probes_and_the_description_are_open(http: httpx.Client) -> None:
         assert http.get(path).status_code == 200
 
 
+def test_probes_may_ask_for_the_head_only(http: httpx.Client) -> None:
+    for path in ("/health", "/health/live"):
+        answer, head = http.get(path), http.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == answer.headers["content-length"]
+
+
 def test_keys_are_read_one_a_line(tmp_path: Path) -> None:
     assert read_api_keys(tmp_path) == ()
     (tmp_path / "api-keys").write_text(" a \n\nb\n")

@@ -1,0 +1,59 @@
+"""Whether a model can be run as it was asked for, as far as its headers tell: length, step and ranks.
+
+Called by `launch.serve` before any process is started, and by `engine.startup` for everyone else. Needs no
+torch. Invariant: what is refused here is refused with a value that works.
+"""
+
+from __future__ import annotations
+
+from firstlight.base.config import EngineSection
+from firstlight.base.errors import UsageError
+from firstlight.base.resolve import check_engine
+from firstlight.facts.formats import SUPPORTED
+from firstlight.facts.tensor_facts import Checkpoint
+from firstlight.loading.plan import split_evenly
+
+
+def require_fit(checkpoint: Checkpoint, section: EngineSection) -> None:
+    """Raises a `UsageError` where the section asks for what this model cannot give."""
+    check_engine(section)
+    longest = checkpoint.description.max_position
+    if section.max_model_len > longest:
+        raise UsageError(
+            f"--max-model-len {section.max_model_len} is more than the model's {longest} positions.",
+            f"Use {longest} or less.",
+        )
+    possible = possible_ranks(checkpoint)
+    if section.tensor_parallel not in possible:
+        raise _too_many_ranks(checkpoint, section.tensor_parallel, possible)
+
+
+def possible_ranks(checkpoint: Checkpoint) -> list[int]:
+    """The sizes of --tensor-parallel that give every rank whole key-value groups in whole weight blocks."""
+    return [num for num in range(1, checkpoint.description.num_kv_heads + 1) if _can_share(checkpoint, num)]
+
+
+def _can_share(checkpoint: Checkpoint, num_ranks: int) -> bool:
+    description = checkpoint.description
+    columns = description.num_heads // description.num_kv_heads * description.head_size
+    blocks = {
+        SUPPORTED[tensor.format].block_values
+        for name, tensor in checkpoint.tensors.items()
+        if name.endswith(".self_attn.o_proj.weight")
+    }
+    starts = [split_evenly(description.num_kv_heads, 1, rank, num_ranks)[0] for rank in range(num_ranks)]
+    return all(start * columns % block == 0 for start in starts for block in blocks)
+
+
+def _too_many_ranks(checkpoint: Checkpoint, asked: int, possible: list[int]) -> UsageError:
+    description = checkpoint.description
+    heads = f"{description.num_heads} attention heads that share {description.num_kv_heads} key-value heads"
+    if asked > description.num_kv_heads:
+        reason = "each rank needs a key-value head of its own"
+    else:
+        reason = f"that many ranks would cut through blocks of its {', '.join(checkpoint.formats)} weights"
+    shown = ", ".join(map(str, possible[:-1])) + (" or " if len(possible) > 1 else "") + str(possible[-1])
+    return UsageError(
+        f"--tensor-parallel {asked} does not fit this model: it has {heads}, and {reason}.",
+        f"Use --tensor-parallel {shown}.",
+    )

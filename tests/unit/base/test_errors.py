@@ -1,0 +1,30 @@
+"""What a person reads of an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from firstlight.base.errors import FirstlightError, UsageError, as_sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("it is missing", "it is missing."),
+        ("it is missing.", "it is missing."),
+        ("not TOML: expected a key..", "not TOML: expected a key."),
+        ("is it there?.", "is it there?"),
+        ("and so on...", "and so on..."),
+        ("cut off…", "cut off…"),
+        ("two lines of a log\n", "two lines of a log."),
+        ("", ""),
+    ],
+)
+def test_one_full_stop_at_the_end(text: str, expected: str) -> None:
+    assert as_sentence(text) == expected
+    assert str(FirstlightError(text)) == expected
+
+
+def test_a_reason_with_a_full_stop_of_its_own_gets_no_second_one() -> None:
+    error = UsageError(f"the file cannot be used: {ValueError('it is empty.')}.", "Give another one.")
+    assert error.explain() == "the file cannot be used: it is empty.\n  what to do: Give another one."
