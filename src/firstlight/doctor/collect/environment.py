@@ -1,0 +1,78 @@
+"""The variables and libraries of a process that explain how it behaves.
+
+Called by `run` once. Invariant: of a variable that may be a secret only the name is kept; of all others only
+those on the list.
+"""
+
+from __future__ import annotations
+
+import re
+
+from firstlight.doctor.collect.scene import Collector, each_process
+from firstlight.doctor.procfs import ProcFs
+from firstlight.doctor.redact import hide_in_text, is_secret_name
+from firstlight.doctor.target import TargetProcess
+from firstlight.doctor.values import Value
+from firstlight.doctor.values_process import Environment, Libraries, Library
+
+_PREFIXES = (
+    ("CUDA_", "NCCL_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "GLOO_", "VLLM_")
+    + ("SGL_", "SGLANG_", "FLASHINFER_", "TRITON_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_")
+    + ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "FIRSTLIGHT_", "RAY_")
+    + ("NVSHMEM_", "UCX_", "NVIDIA_", "HIP_", "ROCR_", "DG_", "TVM_")
+    + ("TILELANG_", "PYTHON", "MAX_JOBS", "MASTER_", "SAFETENSORS_", "SLURM_", "DEEP_GEMM")
+)
+_NAMES = frozenset(
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH")
+    + (
+        "LD_PRELOAD",
+        "LANG",
+        "TZ",
+        "container",
+        "KUBERNETES_SERVICE_HOST",
+        "XDG_CACHE_HOME",
+        "XDG_RUNTIME_DIR",
+    )
+)
+_PROXIES = frozenset(("http_proxy", "https_proxy", "all_proxy", "no_proxy"))
+_LIBRARY = re.compile(
+    r"nccl|torch|cuda|nvrtc|ptxjit|nvshmem|cublas|cudnn|vgpu|flashinfer|gloo|libuv|gomp|iomp|mkl|vllm|sgl|numa"
+    r"|ibverbs|rccl|hip|_C\b"
+)
+MAX_LIBRARIES = 200
+
+
+def _environment(procfs: ProcFs, process: TargetProcess) -> tuple[str, Value]:
+    shown: dict[str, str] = {}
+    hidden: list[str] = []
+    for name, text in procfs.environ(process.pid).items():
+        if is_secret_name(name):
+            hidden.append(name)
+        elif name in _NAMES or name.lower() in _PROXIES or name.startswith(_PREFIXES):
+            shown[name] = hide_in_text(text)[:500]
+    value = Environment(variables=dict(sorted(shown.items())), hidden=tuple(sorted(hidden)))
+    return str(procfs.path(process.pid, "environ")), value
+
+
+def _libraries(procfs: ProcFs, process: TargetProcess) -> tuple[str, Value]:
+    """The libraries in the maps, each once."""
+    found: dict[str, Library] = {}
+    for line in procfs.text(process.pid, "maps").splitlines():
+        words = line.split(None, 5)
+        path = words[5] if len(words) == 6 and words[5].startswith("/") else ""
+        name = path.removesuffix(" (deleted)").rpartition("/")[2]
+        if ".so" in name and path not in found and _LIBRARY.search(name):
+            is_deleted = path.endswith(" (deleted)")
+            found[path] = Library(name=name, path=path.removesuffix(" (deleted)"), is_deleted=is_deleted)
+    libraries = tuple(sorted(found.values(), key=lambda library: library.path))[:MAX_LIBRARIES]
+    return str(procfs.path(process.pid, "maps")), Libraries(libraries=libraries)
+
+
+ENVIRONMENT = Collector(
+    "environment",
+    lambda scene: each_process(scene, "environment", _environment),
+    is_dynamic=False,
+)
+LIBRARIES = Collector(
+    "libraries", lambda scene: each_process(scene, "libraries", _libraries), deadline_s=4.0, is_dynamic=False
+)

@@ -1,0 +1,180 @@
+"""Asking the server as a client would: is the port open, does it answer, does it make a token.
+
+Called by `run`. Plain sockets, so that no proxy variable of ours or of the server is ever heeded. Invariant:
+each request has its own deadline, and an open port that says nothing is told apart from a closed one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from firstlight.doctor.collect.scene import Collector, Scene
+from firstlight.doctor.evidence import Observation
+from firstlight.doctor.redact import hide_in_text
+from firstlight.doctor.target import RUN, Engine
+from firstlight.doctor.values_host import Generation, HttpProbe
+
+_TIMEOUT_S = 2.0
+_MAX_ANSWER_BYTES = 1 << 20
+_MAX_BODY_CHARS = 1500
+_PATHS = {Engine.NATIVE: ("/health", "/startup"), Engine.UNKNOWN: ("/health",)}
+_LOOPBACK = {"127.0.0.1": "::1", "::1": "127.0.0.1"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one request."""
+
+    outcome: str
+    status: int | None = None
+    seconds: float = 0.0
+    body: str = ""
+    headers: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request to one address."""
+
+    host: str
+    port: int
+    path: str
+    body: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def encoded(self) -> bytes:
+        """The bytes on the wire; the connection is closed after the answer."""
+        method = "GET" if self.body is None else "POST"
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [f"{method} {self.path} HTTP/1.1", f"Host: {shown}:{self.port}", "Connection: close"]
+        lines += [f"{name}: {value}" for name, value in self.headers]
+        if self.body is not None:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(self.body)}"]
+        return "\r\n".join((*lines, "", "")).encode() + (self.body or b"")
+
+
+def ask(request: Request, timeout_s: float = _TIMEOUT_S) -> Answer:
+    """One request, with TLS when the port asks for it. Never raises for what the network does."""
+    answer = _ask(request, timeout_s, is_tls=False)
+    return _ask(request, timeout_s, is_tls=True) if answer.outcome == "tls" else answer
+
+
+def _ask(request: Request, timeout_s: float, *, is_tls: bool) -> Answer:
+    start_s = time.monotonic()
+    received = bytearray()
+    outcome = "answered"
+    try:
+        with contextlib.ExitStack() as stack:
+            connection = stack.enter_context(
+                socket.create_connection((request.host, request.port), timeout=timeout_s)
+            )
+            outcome = "silent"  # it is open; from here on a timeout means that it says nothing
+            if is_tls:
+                connection = stack.enter_context(_wrap(connection))
+            connection.sendall(request.encoded())
+            _read(connection, received, start_s + timeout_s)
+    except TimeoutError:
+        outcome = "unreachable" if outcome == "answered" else outcome
+    except ConnectionRefusedError:
+        outcome = "refused"
+    except ConnectionError:
+        outcome = "reset"
+    except OSError:
+        outcome = "unreachable" if outcome == "answered" else "reset"
+    return _answer(bytes(received), outcome, time.monotonic() - start_s, is_tls)
+
+
+def _wrap(connection: socket.socket) -> ssl.SSLSocket:
+    context = ssl.create_default_context()
+    context.check_hostname = False  # we ask whether it answers, and send it nothing secret
+    context.verify_mode = ssl.CERT_NONE
+    return context.wrap_socket(connection)
+
+
+def _read(connection: socket.socket, received: bytearray, until_s: float) -> None:
+    while len(received) < _MAX_ANSWER_BYTES:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
+        data = connection.recv(65536)
+        if not data:
+            return
+        received += data
+
+
+def _answer(data: bytes, outcome: str, seconds: float, is_tls: bool) -> Answer:
+    if data[:2] == b"\x15\x03" or b"plain HTTP request was sent to HTTPS" in data:
+        return Answer("tls" if not is_tls else "answered", None, seconds)
+    head, _, body = data.partition(b"\r\n\r\n")
+    words = head.split(None, 2)
+    if not head.startswith(b"HTTP/") or len(words) < 2 or not words[1].isdigit():
+        # A server that closes an accepted connection without a word is reset; a TLS one may do so as well.
+        closed = "reset" if outcome == "silent" and not data and seconds < _TIMEOUT_S * 0.9 else outcome
+        return Answer(closed, None, seconds, data[:200].decode("utf-8", "replace"))
+    pairs = (line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:])
+    headers = {name.lower(): value.strip() for name, _, value in pairs}
+    return Answer("answered", int(words[1]), seconds, body.decode("utf-8", "replace"), headers)
+
+
+def collect_http(scene: Scene) -> Iterator[Observation]:
+    """The health of each address, on both loopback addresses where it is local."""
+    for host, port in scene.target.addresses:
+        for path in _PATHS.get(scene.target.engine, ("/health", "/v1/models")):
+            for address in dict.fromkeys((host, _LOOPBACK.get(host, host))):
+                request = Request(address, port, path, headers=scene.options.headers)
+                answer = ask(request)
+                url = f"http://{host}:{port}{path}"
+                yield Observation(subject=RUN, source=f"GET {url}", value=_probe(url, address, answer))
+
+
+def _probe(url: str, address: str, answer: Answer) -> HttpProbe:
+    after = (answer.headers or {}).get("retry-after", "")
+    return HttpProbe(
+        url=url,
+        address=address,
+        outcome=answer.outcome,
+        status=answer.status,
+        seconds=round(answer.seconds, 4),
+        body=hide_in_text(answer.body)[:_MAX_BODY_CHARS],
+        retry_after_s=float(after) if after.isdigit() else None,
+    )
+
+
+def collect_generation(scene: Scene) -> Iterator[Observation]:
+    """One token through the real path, if a person allowed it: readiness is this and nothing less."""
+    if not scene.options.with_generation:
+        return
+    for host, port in scene.target.addresses:
+        models = ask(Request(host, port, "/v1/models", headers=scene.options.headers))
+        name = _first_model(models.body) or scene.target.model or "default"
+        body = msgspec.json.encode({"model": name, "prompt": "Hi", "max_tokens": 1, "temperature": 0})
+        request = Request(host, port, "/v1/completions", body, scene.options.headers)
+        answer = ask(request, scene.options.generation_deadline_s)
+        url = f"http://{host}:{port}/v1/completions"
+        value = Generation(
+            url=url,
+            has_token=answer.status == 200 and '"choices"' in answer.body,
+            status=answer.status,
+            seconds=round(answer.seconds, 4),
+            note=answer.outcome if answer.status is None else hide_in_text(answer.body)[:300],
+        )
+        yield Observation(subject=RUN, source=f"POST {url}", value=value)
+
+
+def _first_model(body: str) -> str | None:
+    try:
+        return str(msgspec.json.decode(body)["data"][0]["id"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        return None
+
+
+HTTP = Collector("http", collect_http, deadline_s=9.0)
+GENERATION = Collector("generation", collect_generation, deadline_s=15.0, is_dynamic=False)

@@ -1,0 +1,102 @@
+"""Python stacks of the processes that matter, taken by py-spy from outside and without stopping them.
+
+Called by `run` in both looks, all processes at once, so that ranks can be compared. A rank in a live
+collective is never stopped. Invariant: a stack that was not taken is `Failed` evidence with py-spy's own
+reason.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from firstlight.doctor.collect.child import run_child
+from firstlight.doctor.collect.scene import Collector, Scene
+from firstlight.doctor.evidence import Observation
+from firstlight.doctor.identity import is_helper
+from firstlight.doctor.target import Role, TargetProcess
+from firstlight.doctor.values import Failed
+from firstlight.doctor.values_process import Frame, PythonStacks, StackThread
+
+MAX_PROCESSES = 32
+MAX_THREADS, MAX_FRAMES = 64, 60
+_DEADLINE_S = 4.0
+_NOT_PYTHON = (Role.COMPILER, Role.JANITOR)
+_REFUSALS = ("permission denied", "operation not permitted", "eperm", "not allowed")
+
+
+def collect_stacks(scene: Scene) -> Iterator[Observation]:
+    """Of all Python processes of the target."""
+    if not scene.options.with_stacks:
+        return
+    wanted = [p for p in scene.target.processes if p.role not in _NOT_PYTHON and not is_helper(p.command)]
+    tool = find_tool()
+    if tool is None:
+        for process in wanted:
+            reason = "py-spy is not installed"
+            yield Observation(
+                subject=process.key, source="py-spy", value=Failed(collector="stacks", reason=reason)
+            )
+        return
+    with ThreadPoolExecutor(max_workers=8, thread_name_prefix="py-spy") as pool:
+        yield from pool.map(lambda process: _stack(tool, scene, process), wanted[:MAX_PROCESSES])
+
+
+def find_tool() -> str | None:
+    """py-spy beside our own interpreter, or on the path."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if beside.is_file() else shutil.which("py-spy")
+
+
+def _stack(tool: str, scene: Scene, process: TargetProcess) -> Observation:
+    command = [tool, "dump", "--pid", str(process.pid), "--nonblocking", "--json"]
+    source = "py-spy dump --nonblocking --json"
+    if not scene.procfs.is_same(process.pid, process.start_ticks):
+        gone = Failed(collector="stacks", reason="the process has ended", is_gone=True)
+        return Observation(subject=process.key, source=source, value=gone)
+    result = run_child(command, _DEADLINE_S)
+    if result.code == 0:
+        try:
+            return Observation(subject=process.key, source=source, value=parse_dump(result.output))
+        except (msgspec.DecodeError, TypeError, ValueError, KeyError) as error:
+            reason = f"py-spy's answer was not understood: {error}"
+    else:
+        reason = result.errors.strip()[:500] or f"py-spy ended with {result.code}"
+    is_refused = any(word in reason.lower() for word in _REFUSALS)
+    value = Failed(collector="stacks", reason=reason, is_timeout=result.code is None, is_refused=is_refused)
+    return Observation(subject=process.key, source=source, value=value)
+
+
+def parse_dump(text: str) -> PythonStacks:
+    """py-spy's JSON. Raises `ValueError` or `msgspec.DecodeError` when it is something else."""
+    rows = msgspec.json.decode(text)
+    if not isinstance(rows, list):
+        raise ValueError("no list of threads")
+    return PythonStacks(threads=tuple(_thread(row) for row in rows[:MAX_THREADS]), tool="py-spy")
+
+
+def _thread(row: dict[str, Any]) -> StackThread:
+    frames = row.get("frames") or []
+    return StackThread(
+        tid=int(row.get("os_thread_id") or 0),
+        name=str(row.get("thread_name") or ""),
+        is_active=bool(row.get("active")),
+        owns_gil=bool(row.get("owns_gil")),
+        frames=tuple(
+            Frame(
+                function=str(frame.get("name")),
+                file=str(frame.get("short_filename") or frame.get("filename") or ""),
+                line=int(frame.get("line") or 0),
+            )
+            for frame in frames[:MAX_FRAMES]
+        ),
+    )
+
+
+STACKS = Collector("stacks", collect_stacks, deadline_s=9.0)

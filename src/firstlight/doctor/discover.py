@@ -1,0 +1,99 @@
+"""Finding the servers on this machine, or the one that a pid, an address or a run directory points to.
+
+Called by the cli. Reads /proc only, never asks a process anything. Invariant: a process belongs to a target
+by descent, by the session that the target opened, or by the run it carries; never by its looks alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from firstlight.base.errors import UsageError
+from firstlight.doctor.assemble import assemble
+from firstlight.doctor.census import Census
+from firstlight.doctor.network import listeners
+from firstlight.doctor.options import reachable
+from firstlight.doctor.procfs import ProcFs
+from firstlight.doctor.target import Engine, Target
+
+RUN_VARIABLE = "FIRSTLIGHT_RUN_ID"
+
+
+def find_targets(procfs: ProcFs | None = None) -> tuple[Target, ...]:
+    """Every model server on this machine, the oldest first."""
+    census = Census(procfs or ProcFs())
+    groups: dict[int, set[int]] = {}
+    for pid in census.stats:
+        if census.serves(pid):
+            root = census.root(pid)
+            groups.setdefault(_group(census, root), set()).add(root)
+    targets = [assemble(census, census.members(roots)) for roots in groups.values()]
+    return tuple(sorted(targets, key=lambda target: target.started_wall_s))
+
+
+def target_of_pid(pid: int, procfs: ProcFs | None = None) -> Target:
+    """The whole server of a process. Raises `UsageError` when there is none of that number."""
+    census = Census(procfs or ProcFs())
+    if pid not in census.stats:
+        raise UsageError(f"there is no process {pid}.", "Look for its number with `firstlight ps` or `ps`.")
+    root = census.root(pid)
+    roots = {root}
+    if census.serves(root):
+        roots |= {
+            other
+            for other in map(census.root, filter(census.serves, census.stats))
+            if _joins(census, other, root)
+        }
+    return assemble(census, census.members(roots))
+
+
+def target_of_url(url: str, procfs: ProcFs | None = None) -> Target:
+    """The server that listens where the address points to. Without a listener, a target of no process."""
+    parts = urlsplit(url if "//" in url else f"//{url}")
+    if not parts.hostname:
+        raise UsageError(f"{url!r} is no address.", "Write it as http://127.0.0.1:8000.")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host = reachable(parts.hostname)
+    seam = procfs or ProcFs()
+    pids = listeners(seam, port)
+    if not pids:
+        note = f"no process that we can see listens on port {port}"
+        return Target(engine=Engine.UNKNOWN, processes=(), addresses=((host, port),), notes=(note,))
+    return target_of_pid(pids[0], seam)
+
+
+def target_of_run(run_dir: str | Path, procfs: ProcFs | None = None) -> Target:
+    """The native run of a directory, be it alive or dead. Raises `UsageError` when there is none."""
+    folder = Path(run_dir)
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no run directory.", "List the runs with `firstlight ps`.")
+    census = Census(procfs or ProcFs())
+    name = str(folder)
+    roots = {
+        census.root(pid) for pid, command in census.commands.items() if census.serves(pid) and name in command
+    }
+    return assemble(census, census.members(roots), run_dir=name)
+
+
+def _group(census: Census, root: int) -> int:
+    """Orphans of one session are one server; anything else is its own."""
+    stat = census.stats[root]
+    return -stat.session if stat.parent <= 1 and stat.session != root else root
+
+
+def _joins(census: Census, other: int, root: int) -> bool:
+    """Whether an orphan belongs to the same server: it opened no session of its own, or carries the run."""
+    if other == root or census.stats[other].parent > 1:
+        return False
+    if census.stats[other].session == census.stats[root].session:
+        return True
+    run = _run_of(census.procfs, root)
+    return run is not None and run == _run_of(census.procfs, other)
+
+
+def _run_of(procfs: ProcFs, pid: int) -> str | None:
+    try:
+        return procfs.environ(pid).get(RUN_VARIABLE)
+    except OSError:
+        return None
