@@ -42,24 +42,25 @@ def collect_pipes(scene: Scene) -> Iterator[Observation]:
     wanted: set[int] = set()
     for process in scene.target.processes:
         wanted |= _pipes_of(scene.procfs, process.pid).keys()
-    readers: dict[int, dict[str, None]] = {inode: {} for inode in wanted}
-    writers: dict[int, dict[str, None]] = {inode: {} for inode in wanted}
+    holders: dict[tuple[int, str], dict[str, None]] = {}
     num_hidden = 0
-    me = os.getpid()
     for pid in scene.procfs.pids():
         try:
             held = _pipes_of(scene.procfs, pid, is_strict=True)
         except PermissionError:
             num_hidden += 1
             continue
-        key = "doctor" if pid == me else scene.target.key_of(pid)
+        key = "doctor" if pid == os.getpid() else scene.target.key_of(pid)
         for inode in held.keys() & wanted:
-            for fd in held[inode]:
-                mode = scene.procfs.descriptor_mode(pid, fd)
-                for letter, holders in (("r", readers), ("w", writers)):
-                    holders[inode].update({key: None} if letter in mode else {})
+            modes = "".join(scene.procfs.descriptor_mode(pid, fd) for fd in held[inode])
+            for letter in set(modes):
+                holders.setdefault((inode, letter), {})[key] = None
     ends = tuple(
-        PipeEnds(inode=inode, readers=tuple(readers[inode]), writers=tuple(writers[inode]))
+        PipeEnds(
+            inode=inode,
+            readers=tuple(holders.get((inode, "r"), ())),
+            writers=tuple(holders.get((inode, "w"), ())),
+        )
         for inode in sorted(wanted)
     )
     yield Observation(
