@@ -50,6 +50,7 @@ Value = (
     | host.FreeSpace
     | host.HttpProbe
     | host.Generation
+    | host.RequestLoad
     | host.NcclRas
     | host.Gpus
     | host.CheckpointFiles

@@ -168,7 +168,7 @@ class JitLocks(msgspec.Struct, frozen=True, kw_only=True, tag="jit-locks"):
 
 
 class Compiler(msgspec.Struct, frozen=True, kw_only=True):
-    """A living compiler below the target."""
+    """A living compiler. `parent`: the process of the target for which it works."""
 
     pid: int
     name: str
@@ -213,6 +213,14 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag="generation"):
     status: int | None
     seconds: float
     note: str = ""
+
+
+class RequestLoad(msgspec.Struct, frozen=True, kw_only=True, tag="request-load"):
+    """Requests that the server says it has, from its metrics."""
+
+    url: str
+    running: int
+    waiting: int
 
 
 class RasCount(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,20 +1,19 @@
 """The black boxes of a native run, also those of processes that are dead.
 
 Called by `run` in both looks; costs the writers nothing. Invariant: the subject of a box is the key of its
-process, and "rank-N" or its role for a process that was already gone.
+process, and the name of the box ("rank-3") for one that was already gone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from firstlight.base.blackbox.layout import FILE_BYTES
 from firstlight.base.blackbox.reader import Box, NotABox, read_box
+from firstlight.base.blackbox.store import boxes_of
 from firstlight.doctor.collect.scene import Collector, Scene, failed
 from firstlight.doctor.evidence import Observation
 from firstlight.doctor.values_process import BlackBoxSeen
@@ -24,33 +23,23 @@ MAX_PHASES = 128
 
 
 def collect_boxes(scene: Scene) -> Iterator[Observation]:
-    """Every box below the run directory."""
+    """Every box of the run."""
     if scene.target.run_dir is None:
         return
-    for path in find_boxes(Path(scene.target.run_dir)):
+    for name, path in boxes_of(Path(scene.target.run_dir)).items():
         try:
             box = read_box(path)
         except NotABox as error:
-            yield Observation(subject="run", source=str(path), value=failed("blackbox", error))
+            yield Observation(subject=name, source=str(path), value=failed("blackbox", error))
             continue
-        yield Observation(subject=_subject(scene, box), source=str(path), value=_seen(scene, path, box))
+        yield Observation(subject=_subject(scene, box, name), source=str(path), value=_seen(scene, path, box))
 
 
-def find_boxes(folder: Path) -> list[Path]:
-    """The files below a run directory that have the size of a box."""
-    found = []
-    for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
-        with contextlib.suppress(OSError):
-            if path.is_file() and path.stat().st_size == FILE_BYTES:
-                found.append(path)
-    return found
-
-
-def _subject(scene: Scene, box: Box) -> str:
+def _subject(scene: Scene, box: Box, name: str) -> str:
     for process in scene.target.processes:
         if process.pid == box.pid and process.start_ticks == box.start_ticks:
             return process.key
-    return f"rank-{box.rank}" if box.rank is not None else box.role
+    return name
 
 
 def _seen(scene: Scene, path: Path, box: Box) -> BlackBoxSeen:

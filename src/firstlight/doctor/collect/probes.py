@@ -7,6 +7,7 @@ each request has its own deadline, and an open port that says nothing is told ap
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 import time
@@ -19,12 +20,17 @@ from firstlight.doctor.collect.scene import Collector, Scene
 from firstlight.doctor.evidence import Observation
 from firstlight.doctor.redact import hide_in_text
 from firstlight.doctor.target import RUN, Engine
-from firstlight.doctor.values_host import Generation, HttpProbe
+from firstlight.doctor.values_host import Generation, HttpProbe, RequestLoad
 
 _TIMEOUT_S = 2.0
 _MAX_ANSWER_BYTES = 1 << 20
 _MAX_BODY_CHARS = 1500
 _PATHS = {Engine.NATIVE: ("/health", "/startup"), Engine.UNKNOWN: ("/health",)}
+_LOAD = re.compile(
+    r"^(?:vllm:num_requests_|sglang:num_|firstlight:(?:requests|sequences)_)"
+    r"(running|waiting|running_reqs|queue_reqs)(?:\{[^}]*\})? ([0-9.e+]+)",
+    re.MULTILINE,
+)
 _LOOPBACK = {"127.0.0.1": "::1", "::1": "127.0.0.1"}
 
 
@@ -169,6 +175,19 @@ def collect_generation(scene: Scene) -> Iterator[Observation]:
         yield Observation(subject=RUN, source=f"POST {url}", value=value)
 
 
+def collect_load(scene: Scene) -> Iterator[Observation]:
+    """How many requests run and wait, where the metrics say so."""
+    for host, port in scene.target.addresses:
+        answer = ask(Request(host, port, "/metrics", headers=scene.options.headers))
+        found = {"running": 0, "waiting": 0}
+        matches = _LOAD.findall(answer.body) if answer.status == 200 else []
+        for name, amount in matches:
+            found["running" if "running" in name else "waiting"] += int(float(amount))
+        if matches:
+            url = f"http://{host}:{port}/metrics"
+            yield Observation(subject=RUN, source=f"GET {url}", value=RequestLoad(url=url, **found))
+
+
 def _first_model(body: str) -> str | None:
     try:
         return str(msgspec.json.decode(body)["data"][0]["id"])
@@ -176,5 +195,6 @@ def _first_model(body: str) -> str | None:
         return None
 
 
+LOAD = Collector("request-load", collect_load, deadline_s=5.0)
 HTTP = Collector("http", collect_http, deadline_s=9.0)
 GENERATION = Collector("generation", collect_generation, deadline_s=15.0, is_dynamic=False)

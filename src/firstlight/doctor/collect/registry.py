@@ -16,7 +16,7 @@ from firstlight.doctor.collect.gpus import GPUS
 from firstlight.doctor.collect.host import HOST_MEMORY, PRESSURE, SPACE
 from firstlight.doctor.collect.jit_locks import JIT_LOCKS
 from firstlight.doctor.collect.logs import LOGS
-from firstlight.doctor.collect.probes import GENERATION, HTTP
+from firstlight.doctor.collect.probes import GENERATION, HTTP, LOAD
 from firstlight.doctor.collect.process_state import INPUT_OUTPUT, LIMITS, MEMORY, STATE
 from firstlight.doctor.collect.ras import RAS
 from firstlight.doctor.collect.scene import Collector
@@ -53,4 +53,5 @@ COLLECTORS: tuple[Collector, ...] = (
     CHECKPOINTS,
     RAS,
     GPUS,
+    LOAD,
 )

@@ -45,11 +45,20 @@ def collect_compilers(scene: Scene) -> Iterator[Observation]:
     """Living compilers with their processor time; that there is none is a finding too."""
     stats, below = descendants(scene)
     running = tuple(
-        Compiler(pid=pid, name=stat.comm, cpu_s=stat.cpu_s, parent=scene.target.key_of(stat.parent))
+        Compiler(pid=pid, name=stat.comm, cpu_s=stat.cpu_s, parent=_builder(scene, stats, pid))
         for pid in below
         if is_compiler((stat := stats[pid]).comm) and stat.state not in "ZX"
     )
     yield Observation(subject=RUN, source=f"{scene.procfs.root}/*/stat", value=Compilers(running=running))
+
+
+def _builder(scene: Scene, stats: dict[int, Stat], pid: int) -> str:
+    """The process of the target for which a compiler works: the nearest above it that is none itself."""
+    while (stat := stats.get(pid)) is not None and is_compiler(stat.comm) and stat.parent != pid:
+        pid = stat.parent
+    while scene.target.key_of(pid).startswith("pid-") and pid in stats and stats[pid].parent > 1:
+        pid = stats[pid].parent  # a shell between them
+    return scene.target.key_of(pid)
 
 
 def descendants(scene: Scene) -> tuple[dict[int, Stat], list[int]]:

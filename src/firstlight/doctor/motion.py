@@ -1,0 +1,255 @@
+"""Does it move? The judgement of two looks, of each process and of the server as a whole.
+
+Called by the hypotheses, the verdict and the supervisor. Pure. Blocked, spinning and slow are told apart as
+the phases of a healthy start demand: a slow disk and a long compile are not stuck, and a server that nobody
+asks anything is flat and healthy. Invariant: a state cites the evidence it was judged from; what two looks
+cannot decide is `UNCLEAR`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+from firstlight.doctor.evidence import Case
+from firstlight.doctor.progress import ProcessorUse, Progress, processor_use, progress_of
+from firstlight.doctor.serving import Serving, serving_of
+from firstlight.doctor.target import Role
+from firstlight.doctor.values_process import BlackBoxSeen, LogTail, ProcessState
+
+
+class State(enum.Enum):
+    """What a process, or the server, is doing."""
+
+    MOVING = "moving"
+    SLOW = "slow"  # useful progress, but less than expected
+    BLOCKED = "blocked"  # none, and every thread sleeps
+    SPINNING = "spinning"  # none, though a core is busy, and for too long
+    STOPPED = "stopped"  # SIGSTOP, or held by a debugger
+    ZOMBIE = "zombie"
+    DEAD = "dead"
+    IDLE = "idle"  # serving, and nothing to do: healthy
+    UNCLEAR = "unclear"
+
+
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds between the states."""
+
+    blocked_cores: float = 0.01  # of the busiest thread
+    spinning_cores: float = 0.5
+    spin_after_s: float = 60.0  # three times what a step of a start-up phase is expected to take
+    spin_serving_after_s: float = 5.0
+    slow_bytes_per_s: float = 20e6  # of weights, from any disk worth the name
+    slow_share: float = 0.25  # of the phase's own average rate
+
+
+class ProcessMotion(msgspec.Struct, frozen=True, kw_only=True):
+    """One process. `quiet_s`: for how long nothing is known to have moved, if nothing moved."""
+
+    key: str
+    role: Role | None
+    rank: int | None
+    state: State
+    reasons: tuple[str, ...]
+    evidence: tuple[str, ...]
+    progress: tuple[Progress, ...] = ()
+    cores: float | None = None
+    quiet_s: float = 0.0
+
+
+class ServerMotion(msgspec.Struct, frozen=True, kw_only=True):
+    """The server. `living_ranks` counts ranks that are neither dead nor zombies."""
+
+    state: State
+    reasons: tuple[str, ...]
+    processes: tuple[ProcessMotion, ...]
+    serving: Serving
+    living_ranks: int
+    expected_ranks: int | None
+    evidence: tuple[str, ...] = ()
+
+    def of(self, key: str) -> ProcessMotion | None:
+        """The motion of one process."""
+        return next((motion for motion in self.processes if motion.key == key), None)
+
+    def with_state(self, *states: State) -> tuple[ProcessMotion, ...]:
+        """The processes in one of these states."""
+        return tuple(motion for motion in self.processes if motion.state in states)
+
+
+def judge_motion(
+    case: Case, thresholds: Thresholds | None = None, quiet_s: Mapping[str, float] | None = None
+) -> ServerMotion:
+    """Judge every process of a case and the server.
+
+    `quiet_s`: for how long each process has not moved, from somebody who watched it all the time.
+    """
+    judge = _Judge(case, thresholds or Thresholds(), quiet_s or {}, serving_of(case))
+    motions = tuple(judge.process(key) for key in case.subjects if judge.is_process(key))
+    return _server(case, motions, judge.serving)
+
+
+class _Judge:
+    """One case with its thresholds."""
+
+    def __init__(
+        self, case: Case, thresholds: Thresholds, quiet_s: Mapping[str, float], serving: Serving
+    ) -> None:
+        self.case = case
+        self.thresholds = thresholds
+        self.watched_s = quiet_s
+        self.serving = serving
+
+    def is_process(self, key: str) -> bool:
+        """Subjects that only left a log or last words are no processes that could move."""
+        is_known = self.case.target.process(key) is not None
+        return is_known or self.case.of(BlackBoxSeen, key) is not None
+
+    def process(self, key: str) -> ProcessMotion:
+        """The state of one process."""
+        state, reasons, evidence = self._fate(key) or (None, (), ())
+        process = self.case.target.process(key)
+        box = self.case.of(BlackBoxSeen, key)
+        rank = process.rank if process else box.box.rank if box else None
+        role = process.role if process else Role.RANK if rank is not None else None
+        use, progress = processor_use(self.case, key), progress_of(self.case, key)
+        quiet_s = 0.0 if progress else self._quiet_s(key)
+        if state is None:
+            state, reasons = self._living(key, use, progress, quiet_s)
+            evidence = (*(use.evidence if use else ()), *(i for p in progress for i in p.evidence))
+            if state is State.IDLE:
+                evidence = (*evidence, *self.serving.evidence)
+        return ProcessMotion(
+            key=key,
+            role=role,
+            rank=rank,
+            state=state,
+            reasons=reasons,
+            evidence=tuple(dict.fromkeys(evidence)),
+            progress=progress,
+            cores=use.cores if use else None,
+            quiet_s=quiet_s,
+        )
+
+    def _fate(self, key: str) -> tuple[State, tuple[str, ...], tuple[str, ...]] | None:
+        """Dead, zombie or stopped, by the latest look."""
+        seen = self.case.seen(ProcessState, key)
+        if seen is None:
+            box = self.case.seen(BlackBoxSeen, key)
+            if box is None or box.value.is_alive:
+                return None
+            pid = box.value.box.pid
+            reason = f"the writer of its black box (pid {pid}) has ended" if pid else "it was never started"
+            return State.DEAD, (reason,), (box.id,)
+        value = seen.value
+        if value.is_gone:
+            return State.DEAD, ("it has ended",), (seen.id,)
+        if value.is_zombie and value.num_threads <= 1:
+            reason = f"it has ended and its parent (pid {value.parent}) has not taken note"
+            return State.ZOMBIE, (reason,), (seen.id,)
+        if value.is_stopped:
+            by = f"by the tracer with pid {value.tracer_pid}" if value.tracer_pid else "by a signal"
+            return State.STOPPED, (f"it was stopped {by}",), (seen.id,)
+        return None
+
+    def _living(
+        self, key: str, use: ProcessorUse | None, progress: tuple[Progress, ...], quiet_s: float
+    ) -> tuple[State, tuple[str, ...]]:
+        if progress:
+            state = State.SLOW if all(self._is_slow(key, item) for item in progress) else State.MOVING
+            return state, tuple(item.detail for item in progress)
+        if use is None:
+            return State.UNCLEAR, ("there were not two looks at its processor time",)
+        if use.busiest < self.thresholds.blocked_cores:
+            if self.serving.is_idle:
+                return State.IDLE, ("the server is up and nothing is asked of it",)
+            return State.BLOCKED, (f"no thread used the processor, and nothing moved for {quiet_s:.0f} s",)
+        if use.cores >= self.thresholds.spinning_cores:
+            return self._busy(use, quiet_s)
+        if self.serving.is_idle:
+            return State.IDLE, (f"the server is up and nothing is asked of it ({use.cores:.2f} cores)",)
+        return State.UNCLEAR, (f"nothing useful moved, and it used {use.cores:.2f} cores",)
+
+    def _busy(self, use: ProcessorUse, quiet_s: float) -> tuple[State, tuple[str, ...]]:
+        limit_s = self.thresholds.spin_serving_after_s if self.serving.is_up else self.thresholds.spin_after_s
+        text = f"it uses {use.cores:.2f} cores, and nothing useful has moved for {quiet_s:.0f} s"
+        if quiet_s >= limit_s:
+            return State.SPINNING, (text,)
+        return State.MOVING, (f"{text}, which is too short to call it spinning (limit {limit_s:.0f} s)",)
+
+    def _is_slow(self, key: str, item: Progress) -> bool:
+        """Pages through a mapping and compilers are slow by nature; bytes and units by their rate."""
+        if item.what in ("major faults", "compilers"):
+            return True
+        if item.what == "bytes read":
+            return item.per_s < self.thresholds.slow_bytes_per_s
+        pair = self.case.pair(BlackBoxSeen, key)
+        phase = pair.first.value.box.phase if pair else None
+        if item.what != "odometer" or pair is None or phase is None:
+            return False
+        if phase.odometer.unit == "bytes" and item.per_s < self.thresholds.slow_bytes_per_s:
+            return True
+        seconds = pair.first.time_s - pair.first.value.box.wall_s(phase.start_s)
+        average = phase.odometer.done / seconds if seconds > pair.seconds else 0.0
+        return item.per_s < average * self.thresholds.slow_share
+
+    def _quiet_s(self, key: str) -> float:
+        """For how long nothing has moved, by whoever knows best."""
+        if key in self.watched_s:
+            return self.watched_s[key]
+        pair = self.case.pair(ProcessState, key)
+        between_s = pair.seconds if pair else 0.0
+        box = self.case.of(BlackBoxSeen, key)
+        if box is not None and box.age_s is not None:
+            return max(between_s, box.age_s)
+        logs = self.case.all(LogTail, subject=key) or self.case.all(LogTail, subject="run")
+        ages_s = [log.time_s - log.value.modified_wall_s for log in logs]
+        return max(between_s, min(ages_s, default=0.0))
+
+
+_VITAL = (Role.SUPERVISOR, Role.LAUNCHER, Role.API, Role.ENGINE, Role.RANK, Role.DETOKENIZER)
+_WORKING = (Role.ENGINE, Role.RANK)
+_FATAL = (State.DEAD, State.ZOMBIE, State.STOPPED)
+
+
+def _server(case: Case, motions: tuple[ProcessMotion, ...], serving: Serving) -> ServerMotion:
+    vital = [motion for motion in motions if motion.role in _VITAL] or list(motions)
+    core = [motion for motion in vital if motion.role in _WORKING] or vital
+    living = sum(m.role is Role.RANK and m.state not in (State.DEAD, State.ZOMBIE) for m in motions)
+    state, deciding = _overall(vital, core)
+    reasons = [f"{motion.key}: {reason}" for motion in deciding for reason in motion.reasons]
+    if not motions:
+        reasons.append("no process of the server was found")
+    expected = case.target.expected_ranks
+    if expected is not None and living < expected:
+        reasons.append(f"{living} of {expected} ranks are alive ({case.target.expected_from})")
+    return ServerMotion(
+        state=state,
+        reasons=tuple(reasons),
+        processes=motions,
+        serving=serving,
+        living_ranks=living,
+        expected_ranks=expected,
+        evidence=tuple(dict.fromkeys(i for motion in deciding for i in motion.evidence)),
+    )
+
+
+def _overall(vital: list[ProcessMotion], core: list[ProcessMotion]) -> tuple[State, list[ProcessMotion]]:
+    """The server's state, and the processes that decide it."""
+    if not vital:
+        return State.DEAD, []
+    for state in _FATAL:
+        if found := [motion for motion in vital if motion.state is state]:
+            return state, found
+    everyone = vital if any(motion.progress for motion in vital) else core
+    for state in (State.MOVING, State.SLOW, State.SPINNING):
+        if found := [motion for motion in everyone if motion.state is state]:
+            return state, found
+    states = {motion.state for motion in core}
+    if states <= {State.IDLE}:
+        return State.IDLE, core
+    if State.BLOCKED in states and State.UNCLEAR not in states:
+        return State.BLOCKED, [motion for motion in core if motion.state is State.BLOCKED]
+    return State.UNCLEAR, core

@@ -1,0 +1,64 @@
+"""Is the server up, and is anything asked of it? Without that, a flat line means nothing.
+
+Called by `motion`. Pure. Invariant: `is_idle` is said only of a server that answers, or whose ranks say that
+they serve, and of which no request is known that should move.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from firstlight.doctor.evidence import Case
+from firstlight.doctor.target import RUN
+from firstlight.doctor.values_host import Generation, HttpProbe, RequestLoad
+from firstlight.doctor.values_process import BlackBoxSeen
+
+PHASES = ("ready", "serving")
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """`num_requests` None: nobody says how many run or wait. `is_generating` None: it was not tried."""
+
+    is_up: bool
+    num_requests: int | None
+    is_generating: bool | None
+    evidence: tuple[str, ...] = ()
+
+    @property
+    def is_idle(self) -> bool:
+        """Up, and nothing that should move."""
+        return self.is_up and not self.num_requests and self.is_generating is not False
+
+
+def serving_of(case: Case) -> Serving:
+    """From black boxes where there are some, else from what the port answers."""
+    ids: list[str] = []
+    boxes = [
+        seen for seen in case.all(BlackBoxSeen, look=_last_look(case)) if seen.value.box.rank is not None
+    ]
+    requests: int | None = None
+    if boxes:
+        phases = [seen.value.box.phase for seen in boxes]
+        is_up = all(phase is not None and phase.name in PHASES for phase in phases)
+        requests = max(seen.value.box.running + seen.value.box.waiting for seen in boxes)
+        ids += [seen.id for seen in boxes]
+    else:
+        probes = [seen for seen in case.all(HttpProbe, subject=RUN) if seen.value.status == 200]
+        is_up = bool(probes)
+        ids += [seen.id for seen in probes[-1:]]
+    loads = case.all(RequestLoad, subject=RUN)
+    if loads and requests is None:
+        requests = loads[-1].value.running + loads[-1].value.waiting
+        ids.append(loads[-1].id)
+    tried = case.all(Generation, subject=RUN)
+    ids += [seen.id for seen in tried]
+    return Serving(
+        is_up=is_up,
+        num_requests=requests,
+        is_generating=any(seen.value.has_token for seen in tried) if tried else None,
+        evidence=tuple(ids),
+    )
+
+
+def _last_look(case: Case) -> int:
+    return max((evidence.look for evidence in case.evidence), default=0)
