@@ -7,13 +7,13 @@ read again is equal to itself, so a verdict can be replayed anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
 
-from firstlight.doctor.target import Target, TargetProcess
+from firstlight.doctor.target import HOST, RUN, Target
 from firstlight.doctor.values import Failed, Value, kind_of
 
 MAX_RAW_CHARS = 2000
@@ -127,11 +127,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """The keys of all processes that something is known of, also of those that were dead before."""
         known = dict.fromkeys(process.key for process in self.target.processes)
         known.update(dict.fromkeys(evidence.subject for evidence in self.evidence))
-        return tuple(key for key in known if key not in ("host", "run"))
+        return tuple(key for key in known if key not in (HOST, RUN))
 
-    def processes(self) -> Iterator[TargetProcess]:
-        """The processes that were found at first."""
-        yield from self.target.processes
+    @property
+    def last_look(self) -> int:
+        return max((evidence.look for evidence in self.evidence), default=0)
 
 
 def number(observed: Iterable[tuple[int, float, Observation]], first: int = 1) -> tuple[Evidence, ...]:

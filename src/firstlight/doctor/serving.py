@@ -33,9 +33,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 def serving_of(case: Case) -> Serving:
     """From black boxes where there are some, else from what the port answers."""
     ids: list[str] = []
-    boxes = [
-        seen for seen in case.all(BlackBoxSeen, look=_last_look(case)) if seen.value.box.rank is not None
-    ]
+    boxes = case.all(BlackBoxSeen, look=case.last_look)
+    boxes = [seen for seen in boxes if seen.value.box.rank is not None]
     requests: int | None = None
     if boxes:
         phases = [seen.value.box.phase for seen in boxes]
@@ -58,7 +57,3 @@ def serving_of(case: Case) -> Serving:
         is_generating=any(seen.value.has_token for seen in tried) if tried else None,
         evidence=tuple(ids),
     )
-
-
-def _last_look(case: Case) -> int:
-    return max((evidence.look for evidence in case.evidence), default=0)

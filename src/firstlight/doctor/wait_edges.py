@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from firstlight.base.blackbox.reader import Collective
 from firstlight.doctor.evidence import Case, Seen
 from firstlight.doctor.target import RUN
 from firstlight.doctor.values_host import FileLocks, PipeEnds, Pipes, SocketEnd, Sockets, Tree
@@ -136,28 +137,38 @@ def _lock_edges(case: Case) -> Iterator[Edge]:
 
 def _collective_edges(case: Case) -> Iterator[Edge]:
     """A rank inside a collective waits for every rank that has not come to it, or is in another one."""
-    look = max((evidence.look for evidence in case.evidence), default=0)
-    boxes = [seen for seen in case.all(BlackBoxSeen, look=look) if seen.value.box.rank is not None]
+    boxes = case.all(BlackBoxSeen, look=case.last_look)
+    boxes = [seen for seen in boxes if seen.value.box.rank is not None]
     for waiter in boxes:
         entered = waiter.value.box.entered
         if entered == waiter.value.box.left or not entered.number or not waiter.value.is_alive:
             continue
         for other in boxes:
-            behind = other.value.box.entered
-            differs = behind.number == entered.number and behind.name != entered.name
-            if other is waiter or (behind.number >= entered.number and not differs):
-                continue
-            place = f"is in {behind.name} {behind.number}" if differs else f"came only to {behind.number}"
-            why = (
-                f"{waiter.subject} is in collective {entered.name} {entered.number}; {other.subject} {place}"
-            )
-            yield Edge(
-                waiter=waiter.subject,
-                holder=other.subject,
-                kind="collective",
-                why=why,
-                evidence=(waiter.id, other.id),
-            )
+            place = None if other is waiter else _absence(entered, other.value)
+            if place is not None:
+                yield Edge(
+                    waiter=waiter.subject,
+                    holder=other.subject,
+                    kind="collective",
+                    why=f"{waiter.subject} is in {_collective(entered)}; {other.subject} {place}",
+                    evidence=(waiter.id, other.id),
+                )
+
+
+def _absence(entered: Collective, other: BlackBoxSeen) -> str | None:
+    """Why a collective cannot end because of another rank; None when it has done its part."""
+    there, left = other.box.entered, other.box.left
+    if not other.is_alive and left.number < entered.number:
+        return f"ended before it could leave it (last in {_collective(there)})"
+    if there.number < entered.number:
+        return f"came only to {_collective(there)}" if there.number else "has not come to any"
+    if there.number == entered.number and there.name != entered.name:
+        return f"is in {_collective(there)}"
+    return None
+
+
+def _collective(collective: Collective) -> str:
+    return f"collective {collective.name!r} number {collective.number}"
 
 
 def _child_edges(case: Case, key: str, threads: Seen[Threads]) -> Iterator[Edge]:

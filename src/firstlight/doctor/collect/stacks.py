@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from firstlight.doctor.collect.child import run_child
-from firstlight.doctor.collect.scene import Collector, Scene
+from firstlight.doctor.collect.scene import Collector, Scene, failed
 from firstlight.doctor.evidence import Observation
 from firstlight.doctor.identity import is_helper
 from firstlight.doctor.target import Role, TargetProcess
@@ -50,8 +50,8 @@ def collect_stacks(scene: Scene) -> Iterator[Observation]:
 
 def find_tool() -> str | None:
     """py-spy beside our own interpreter, or on the path."""
-    beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if beside.is_file() else shutil.which("py-spy")
+    beside = Path(sys.executable).parent
+    return shutil.which("py-spy", path=beside) or shutil.which("py-spy")
 
 
 def _stack(tool: str, scene: Scene, process: TargetProcess) -> Observation:
@@ -60,7 +60,10 @@ def _stack(tool: str, scene: Scene, process: TargetProcess) -> Observation:
     if not scene.procfs.is_same(process.pid, process.start_ticks):
         gone = Failed(collector="stacks", reason="the process has ended", is_gone=True)
         return Observation(subject=process.key, source=source, value=gone)
-    result = run_child(command, _DEADLINE_S)
+    try:
+        result = run_child(command, _DEADLINE_S)
+    except OSError as error:  # not ours to execute
+        return Observation(subject=process.key, source=source, value=failed("stacks", error))
     if result.code == 0:
         try:
             return Observation(subject=process.key, source=source, value=parse_dump(result.output))
