@@ -38,6 +38,11 @@ def rank_name(rank: int) -> str:
     return f"rank-{rank}"
 
 
+def title(name: str) -> str:
+    """A child's name in a sentence: "rank 0", "the api process"."""
+    return "the api process" if name == API else name.replace("-", " ")
+
+
 def child_specs(config: RunConfig, listener_fd: int, cores: Sequence[int]) -> tuple[ChildSpec, ...]:
     """The ranks, then the api process: the ranks have the longer way to go."""
     ranks = config.engine.tensor_parallel

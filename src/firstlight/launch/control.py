@@ -1,8 +1,8 @@
-"""What the launcher does next: a pure function of state, event and time.
+"""What the supervisor does next: a pure function of state, event and time.
 
-`supervisor` feeds it what happened and carries out what it returns; tests feed it histories. Invariants: a
-child that ends unasked ends the run; nothing is waited for without a deadline; the api process, which holds
-the clients, is stopped before the ranks that serve them.
+`supervisor` feeds it what happened and carries out what it returns; tests feed it histories. Invariants:
+nothing is waited for without a deadline; whoever asks on the public port gets an answer at every moment, from
+the api process or from the front; the api process, which holds the clients, is stopped before the ranks.
 """
 
 from __future__ import annotations
@@ -25,18 +25,28 @@ class Stage(enum.Enum):
     """Where a run is; `DRAINING` and later are its end."""
 
     STARTING = "starting"
-    CHECKING = "checking"  # the engine is ready; the public port is asked whether it says so
+    CHECKING = "checking"  # the engine is ready; a token is asked for through the api process
     READY = "ready"
+    STALLED = "stalled"  # everyone lives, nothing moves; requests are refused with the verdict
+    LOST = "lost"  # a process died; what is left of the engine ends, requests are refused with the verdict
     DRAINING = "draining"  # the api ends; ranks still serve its open requests
     STOPPING = "stopping"  # everyone was told to end
     KILLING = "killing"
     ENDED = "ended"
 
 
+class OnStall(enum.Enum):
+    """`--on-stall`: what to do about an engine that was lost or stands still."""
+
+    REPORT = "report"
+    RESTART = "restart"
+    EXIT = "exit"
+
+
 class Death(msgspec.Struct, frozen=True):
     """The end of a child: when, how, its last words if it left any, and its last lines of output.
 
-    `told`: we had asked it to end; filled in by `step`.
+    `told`: we had asked it to end, or it left in peace when the run was asked to; filled in by `step`.
     """
 
     name: str
@@ -52,28 +62,51 @@ class EngineReady(msgspec.Struct, frozen=True):
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """The public port was asked."""
+    """A token was asked for through the api process."""
 
     healthy: bool
 
 
 class StopAsked(msgspec.Struct, frozen=True):
-    """SIGINT, SIGTERM or SIGHUP came."""
+    """SIGINT, SIGTERM or SIGHUP came, or `firstlight stop`."""
+
+
+class Stalled(msgspec.Struct, frozen=True):
+    """Nothing moves although there is work: the verdict on it, and who is to blame if that is known."""
+
+    failure: Failure
+    name: str = ""
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """What stood still moves again."""
 
 
 class Tick(msgspec.Struct, frozen=True):
     """Time passed."""
 
 
-Event = EngineReady | Probed | StopAsked | Tick | Death
+Event = EngineReady | Probed | StopAsked | Stalled | Recovered | Tick | Death
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Ask the public port whether it is healthy."""
+    """Ask for a token through the api process."""
 
 
-class Announce(msgspec.Struct, frozen=True):
-    """Say that the server is ready."""
+class HandOver(msgspec.Struct, frozen=True):
+    """The front stops to accept and the api process begins; say that the server is ready."""
+
+
+class TakeBack(msgspec.Struct, frozen=True):
+    """The api process ends at once, and the front answers with the verdict."""
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """The api process ends its open requests and refuses new ones with the verdict."""
+
+
+class Accept(msgspec.Struct, frozen=True):
+    """The verdict is withdrawn: the api process takes requests again."""
 
 
 class Terminate(msgspec.Struct, frozen=True):
@@ -88,7 +121,7 @@ class Kill(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
-Action = Probe | Announce | Terminate | Kill
+Action = Probe | HandOver | TakeBack | Refuse | Accept | Terminate | Kill
 
 
 class LaunchState(msgspec.Struct, frozen=True):
@@ -96,17 +129,26 @@ class LaunchState(msgspec.Struct, frozen=True):
 
     running: tuple[str, ...]
     drain_s: float
+    on_stall: OnStall = OnStall.REPORT
     stage: Stage = Stage.STARTING
     deadline_s: float = 0.0
     probe_at_s: float = 0.0
     asked: bool = False
     told: tuple[str, ...] = ()
     was_killed: bool = False
+    was_ready: bool = False
     deaths: tuple[Death, ...] = ()
+    stall: Stalled | None = None
+
+    @property
+    def wants_restart(self) -> bool:
+        """Whether an engine that was lost shall be started again."""
+        return self.on_stall is OnStall.RESTART and not self.asked
 
 
 Decision = tuple[LaunchState, list[Action]]
 _LEAVING = (Stage.DRAINING, Stage.STOPPING, Stage.KILLING, Stage.ENDED)
+_SERVING = (Stage.READY, Stage.STALLED)
 
 
 def step(state: LaunchState, event: Event, now_s: float) -> Decision:
@@ -118,6 +160,10 @@ def step(state: LaunchState, event: Event, now_s: float) -> Decision:
             return _on_probed(state, healthy, now_s)
         case StopAsked():
             return _on_stop_asked(state, now_s)
+        case Stalled():
+            return _on_stalled(state, event, now_s)
+        case Recovered():
+            return _on_recovered(state)
         case Death():
             return _on_death(state, event, now_s)
         case Tick():
@@ -135,23 +181,50 @@ def _on_probed(state: LaunchState, healthy: bool, now_s: float) -> Decision:
         return state, []
     if not healthy:
         return _with(state, probe_at_s=now_s + PROBE_INTERVAL_S), []
-    return _with(state, stage=Stage.READY), [Announce()]
+    return _with(state, stage=Stage.READY, was_ready=True), [HandOver()]
 
 
 def _on_stop_asked(state: LaunchState, now_s: float) -> Decision:
-    if state.stage in _LEAVING:  # asked again: the person will not wait
-        return _kill(state)
     asked = _with(state, asked=True)
+    if state.stage in _LEAVING:  # asked again: the person will not wait
+        return _kill(asked)
+    if not state.running:
+        return _with(asked, stage=Stage.ENDED), []
     if state.stage is Stage.READY and API in state.running:
         deadline_s = now_s + state.drain_s + DRAIN_MARGIN_S
         return _with(asked, stage=Stage.DRAINING, deadline_s=deadline_s, told=(API,)), [Terminate((API,))]
+    if state.stage is Stage.STALLED:  # who does not move does not leave when asked
+        return _kill(asked)
     return _stop(asked, now_s)
+
+
+def _on_stalled(state: LaunchState, stalled: Stalled, now_s: float) -> Decision:
+    if state.stage in _LEAVING or state.stage in (Stage.LOST, Stage.STALLED):
+        return state, []
+    state = _with(state, stall=stalled)
+    if state.stage is not Stage.READY or state.on_stall is not OnStall.REPORT:
+        killed, actions = _kill(state)
+        return killed, [TakeBack(), *actions]
+    if stalled.name == API:
+        return _lose(state, now_s, without_api=True)
+    return _with(state, stage=Stage.STALLED), [Refuse()]
+
+
+def _on_recovered(state: LaunchState) -> Decision:
+    if state.stage is not Stage.STALLED:
+        return state, []
+    return _with(state, stage=Stage.READY, stall=None), [Accept()]
 
 
 def _on_death(state: LaunchState, death: Death, now_s: float) -> Decision:
     running = tuple(name for name in state.running if name != death.name)
-    death = msgspec.structs.replace(death, told=death.name in state.told)
+    was_told = death.name in state.told or (state.asked and death.cause.code == 0)
+    death = msgspec.structs.replace(death, told=was_told)
     state = _with(state, running=running, deaths=(*state.deaths, death))
+    if state.stage in _SERVING and state.on_stall is OnStall.REPORT:
+        return _lose(state, now_s, without_api=death.name == API)
+    if state.stage is Stage.LOST:
+        return state, [TakeBack()] if death.name == API else []
     if not running:
         return _with(state, stage=Stage.ENDED), []
     if state.stage in (Stage.STOPPING, Stage.KILLING):
@@ -159,9 +232,21 @@ def _on_death(state: LaunchState, death: Death, now_s: float) -> Decision:
     return _stop(state, now_s)
 
 
+def _lose(state: LaunchState, now_s: float, *, without_api: bool) -> Decision:
+    """The engine is lost: its ranks end; the api process, or else the front, says why to whoever asks."""
+    ranks = tuple(name for name in state.running if name != API)
+    told = tuple({*state.told, *ranks, *((API,) if without_api else ())})
+    lost = _with(state, stage=Stage.LOST, deadline_s=now_s + LEAVE_S, told=told)
+    first: Action = TakeBack() if without_api else Refuse()
+    return lost, [first, Terminate(ranks)] if ranks else [first]
+
+
 def _on_tick(state: LaunchState, now_s: float) -> Decision:
     if state.stage is Stage.CHECKING and now_s >= state.probe_at_s:
         return _with(state, probe_at_s=now_s + PROBE_INTERVAL_S), [Probe()]
+    if state.stage is Stage.LOST and now_s >= state.deadline_s:
+        ranks = tuple(name for name in state.running if name != API)
+        return _with(state, deadline_s=now_s + LEAVE_S), [Kill(ranks)] if ranks else []
     if state.stage not in _LEAVING or now_s < state.deadline_s:
         return state, []
     if state.stage is Stage.DRAINING:

@@ -86,7 +86,7 @@ def end_all(run_id: str, named: dict[int, int], deadline_s: float = _DEADLINE_S)
 
 
 def main() -> int:
-    """`janitor.py FD RUN_ID PATH...`: the paths (sockets, boxes) are removed at the end."""
+    """`janitor.py FD RUN_ID PATH...`: at the end a path is removed, or a link replaced by its target."""
     fd, run_id, paths = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal sends them to all of us; the pipe is our order
@@ -100,7 +100,10 @@ def main() -> int:
     left = end_all(run_id, named)
     for path in paths:
         with contextlib.suppress(OSError):
-            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+            target = os.path.realpath(path) if os.path.islink(path) else None
+            os.unlink(path)
+            if target is not None:
+                shutil.move(target, path)  # the black boxes leave the memory and stay beside the logs
     if left:
         print(f"firstlight: processes {left} of run {run_id} could not be ended", file=sys.stderr)
     return 1 if left else 0

@@ -1,7 +1,7 @@
-"""Reading what the ranks report: tails `progress.jsonl` and works out rates and remaining times.
+"""How far each process is: read from the black boxes, with rates and remaining times.
 
-Called by the supervisor a few times a second. Invariant: a line is handed out once, and only when its end
-has been written.
+Called by the supervisor a few times a second. Invariant: no phase is missed, however short it was, and each
+is handed out with its last odometer before the next one begins.
 """
 
 from __future__ import annotations
@@ -10,32 +10,69 @@ from pathlib import Path
 
 import msgspec
 
-from firstlight.base.phases import PROGRESS_FILE, ProgressLine
+from firstlight.base.blackbox.reader import Box, NotABox, PhaseRecord, read_box
+
+_WINDOW_S = 5.0  # a rate is that of the last seconds: what went before says little about a full page cache
 
 
-class ProgressTail:
-    """Follows the progress file of one run. Owns an open file until `close`."""
+class ProgressLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one process is at `time_s` on CLOCK_MONOTONIC."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / PROGRESS_FILE).open("ab+", buffering=0)
-        self._file.seek(0)
-        self._rest = b""
-
-    def read(self) -> list[ProgressLine]:
-        """The lines written since the last call. A line that cannot be decoded is left out."""
-        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
-        return [line for line in map(_decoded, lines) if line is not None]
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    time_s: float
+    name: str  # "rank-0", "api"
+    rank: int | None = None
+    phase: str
+    start_s: float  # when it entered the phase
+    done: int = 0
+    total: int = 0  # 0: not known
+    unit: str = ""  # "bytes", "layers", "shapes", …
+    detail: str = ""
 
 
-def _decoded(line: bytes) -> ProgressLine | None:
-    try:
-        return msgspec.json.decode(line, type=ProgressLine)
-    except msgspec.DecodeError:
-        return None  # a rank that dies while it writes must not take the launcher with it
+class BoxFollower:
+    """Follows the boxes of one run."""
+
+    def __init__(self, paths: dict[str, Path]) -> None:
+        self._paths = paths
+        self._seen: dict[str, PhaseRecord] = {}
+        self.boxes: dict[str, Box] = {}
+
+    def read(self, now_s: float) -> list[ProgressLine]:
+        """What has changed since the last call."""
+        lines: list[ProgressLine] = []
+        for name, path in self._paths.items():
+            try:
+                box = read_box(path, with_events=False)
+            except NotABox:
+                continue
+            self.boxes[name] = box
+            lines += self._changes(name, box, now_s)
+        return lines
+
+    def _changes(self, name: str, box: Box, now_s: float) -> list[ProgressLine]:
+        seen = self._seen.get(name)
+        first = max(seen.number - 1, 0) if seen else 0
+        lines = []
+        for phase, after in zip(box.phases[first:], [*box.phases[first + 1 :], None], strict=False):
+            if phase != seen:
+                lines.append(_line(name, box, phase, after.start_s if after else now_s))
+        if box.phases:
+            self._seen[name] = box.phases[-1]
+        return lines
+
+
+def _line(name: str, box: Box, phase: PhaseRecord, time_s: float) -> ProgressLine:
+    return ProgressLine(
+        time_s=time_s,
+        name=name,
+        rank=box.rank,
+        phase=phase.name,
+        start_s=phase.start_s,
+        done=phase.odometer.done,
+        total=phase.odometer.total,
+        unit=phase.odometer.unit,
+        detail=phase.detail,
+    )
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -46,26 +83,30 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class PhaseTrack(msgspec.Struct, frozen=True):
-    """A phase of one rank from its first line to its last."""
+    """A phase of one process: its latest line, and some of the last seconds."""
 
-    first: ProgressLine
     last: ProgressLine
+    earlier: tuple[ProgressLine, ...] = ()
 
     def followed_by(self, line: ProgressLine) -> PhaseTrack:
         """This track with a newer line of the same phase."""
-        return PhaseTrack(self.first, line)
+        recent = [one for one in (*self.earlier, self.last) if one.time_s >= line.time_s - _WINDOW_S]
+        return PhaseTrack(line, tuple(recent[-64:]))
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds from the first line to the last."""
-        return self.last.time_s - self.first.time_s
+        """Seconds since the phase was entered."""
+        return self.last.time_s - self.last.start_s
 
     @property
     def pace(self) -> Pace:
-        """The average since the phase began."""
-        gained = self.last.done - self.first.done
-        if gained <= 0 or self.elapsed_s <= 0:
+        """The rate of the last seconds; of the whole phase while it is younger."""
+        since_s, before = self.last.start_s, 0
+        if self.earlier and self.last.time_s - since_s > _WINDOW_S:
+            since_s, before = self.earlier[0].time_s, self.earlier[0].done
+        gained, took_s = self.last.done - before, self.last.time_s - since_s
+        if gained <= 0 or took_s <= 0:
             return Pace(None, None)
-        per_s = gained / self.elapsed_s
+        per_s = gained / took_s
         left = self.last.total - self.last.done
         return Pace(per_s, left / per_s if left >= 0 and self.last.total else None)

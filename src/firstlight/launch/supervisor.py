@@ -1,4 +1,4 @@
-"""The loop of the launcher: what happened, what to do about it, until nothing of the run is left.
+"""The loop of the supervisor: what happened, what to do about it, until nothing of the run is left.
 
 Called by `launch.serve`. All decisions are in `control`, all effects in a `World`; this file only carries
 between them. Invariant: it returns only when every child has ended.
@@ -10,25 +10,30 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from firstlight.base.clock import Clock
+from firstlight.base.failure import Failure
 from firstlight.launch.control import (
+    Accept,
     Action,
-    Announce,
     Event,
+    HandOver,
     Kill,
     LaunchState,
     Probe,
     Probed,
+    Refuse,
     Stage,
+    TakeBack,
     Terminate,
     Tick,
     step,
 )
+from firstlight.launch.verdict import verdict
 
 
 class World(Protocol):
     """Everything outside: children, clients, the person at the terminal."""
 
-    def wait(self, *, is_serving: bool) -> Sequence[Event]:
+    def wait(self, stage: Stage) -> Sequence[Event]:
         """What happened, at the latest after a fraction of a second."""
         ...
 
@@ -38,27 +43,38 @@ class World(Protocol):
 
     def probe(self) -> bool: ...
 
-    def announce(self) -> None: ...
+    def hand_over(self) -> None: ...
+
+    def take_back(self, failure: Failure | None) -> None: ...
+
+    def refuse(self, failure: Failure | None) -> None: ...
+
+    def accept(self) -> None: ...
 
 
 def supervise(state: LaunchState, world: World, clock: Clock) -> LaunchState:
     """Run until every child has ended; the final state says how each one did."""
     while state.stage is not Stage.ENDED:
-        is_serving = state.stage is Stage.READY
-        events: list[Event] = [*world.wait(is_serving=is_serving), Tick()]
+        events: list[Event] = [*world.wait(state.stage), Tick()]
         while events:
             state, actions = step(state, events.pop(0), clock.now_s())
             for action in actions:
-                events.extend(_carry_out(action, world))
+                events.extend(_carry_out(action, state, world))
     return state
 
 
-def _carry_out(action: Action, world: World) -> list[Event]:
+def _carry_out(action: Action, state: LaunchState, world: World) -> list[Event]:
     match action:
         case Probe():
             return [Probed(world.probe())]
-        case Announce():
-            world.announce()
+        case HandOver():
+            world.hand_over()
+        case TakeBack():
+            world.take_back(verdict(state).failure)
+        case Refuse():
+            world.refuse(verdict(state).failure)
+        case Accept():
+            world.accept()
         case Terminate(names=names):
             world.terminate(names)
         case Kill(names=names):

@@ -12,7 +12,7 @@ import msgspec
 
 from firstlight.base.errors import EngineError, FirstlightError
 from firstlight.base.failure import Failure
-from firstlight.launch.commands import API
+from firstlight.launch.commands import title
 from firstlight.launch.control import Death, LaunchState
 
 _INTERRUPTED = 130
@@ -30,9 +30,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def verdict(state: LaunchState) -> Verdict:
-    """What the launcher says and returns at the end of a run."""
+    """What the supervisor says and returns at the end of a run, and to clients as soon as it is lost."""
+    if state.stall is not None:
+        return Verdict(state.stall.failure.exit_code, state.stall.failure)
     death = min(state.deaths, key=_place)
-    if state.asked and (death.told or death.cause.code == 0):
+    if state.asked and death.told:
         return Verdict(_INTERRUPTED if state.was_killed else 0)
     failure = death.failure or _guess(death)
     return Verdict(failure.exit_code, failure, death)
@@ -54,11 +56,6 @@ def _guess(death: Death) -> Failure:
     last = next((line for line in reversed(death.last_lines) if line.strip()), "")
     message = f"{title(death.name)} {death.cause.describe()}" + (f": {last.strip()}" if last else ".")
     return Failure(message, _hint(death), EngineError.exit_code)
-
-
-def title(name: str) -> str:
-    """A child's name in a sentence: "rank 0", "the api process"."""
-    return "the api process" if name == API else name.replace("-", " ")
 
 
 def _hint(death: Death) -> str:

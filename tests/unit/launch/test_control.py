@@ -9,17 +9,23 @@ from firstlight.base.process import ExitCause
 from firstlight.launch.control import (
     DRAIN_MARGIN_S,
     LEAVE_S,
+    Accept,
     Action,
-    Announce,
     Death,
     EngineReady,
     Event,
+    HandOver,
     Kill,
     LaunchState,
+    OnStall,
     Probe,
     Probed,
+    Recovered,
+    Refuse,
     Stage,
+    Stalled,
     StopAsked,
+    TakeBack,
     Terminate,
     Tick,
     step,
@@ -32,10 +38,12 @@ KILLED = ExitCause(None, 9)
 TERMED = ExitCause(None, 15)
 
 
-def play(*history: tuple[float, Event], ranks: int = 1) -> tuple[LaunchState, list[Action]]:
+def play(
+    *history: tuple[float, Event], ranks: int = 1, on_stall: OnStall = OnStall.REPORT
+) -> tuple[LaunchState, list[Action]]:
     """Fold the history into a state and everything that was to be done."""
     names = (*(f"rank-{rank}" for rank in range(ranks)), "api")
-    state = LaunchState(running=names, drain_s=10.0)
+    state = LaunchState(running=names, drain_s=10.0, on_stall=on_stall)
     done: list[Action] = []
     for time_s, event in history:
         state, actions = step(state, event, time_s)
@@ -50,17 +58,17 @@ def death(name: str, time_s: float, cause: ExitCause, failure: Failure | None = 
 READY = ((1.0, EngineReady()), (1.1, Probed(True)))
 
 
-def test_ready_only_after_the_public_port_says_so() -> None:
+def test_ready_only_after_a_token_came_through_the_api() -> None:
     state, actions = play(
         (1.0, EngineReady()), (1.0, Probed(False)), (1.01, Tick()), (1.2, Tick()), (1.2, Probed(True))
     )
-    assert actions == [Probe(), Probe(), Announce()]
+    assert actions == [Probe(), Probe(), HandOver()]
     assert state.stage is Stage.READY
 
 
-def test_ready_is_announced_once() -> None:
+def test_the_port_is_handed_over_once() -> None:
     state, actions = play(*READY, (2.0, EngineReady()), (2.0, Probed(True)), (3.0, Tick()))
-    assert actions == [Probe(), Announce()]
+    assert actions == [Probe(), HandOver()]
     assert state.stage is Stage.READY
 
 
@@ -106,8 +114,9 @@ def test_a_rank_that_fails_takes_the_run_down_with_its_own_exit_code() -> None:
     assert verdict(state).failure == failure
 
 
-def test_a_rank_that_dies_while_serving_ends_the_run_with_an_error() -> None:
-    state, actions = play(*READY, death("rank-0", 9.0, KILLED), death("api", 9.1, CLEAN))
+def test_a_rank_that_dies_while_serving_ends_the_run_if_that_is_wanted() -> None:
+    history = (*READY, death("rank-0", 9.0, KILLED), death("api", 9.1, CLEAN))
+    state, actions = play(*history, on_stall=OnStall.EXIT)
     end = verdict(state)
     assert actions[2:] == [Terminate(("api",))]
     assert end.exit_code == 6
@@ -150,7 +159,8 @@ def test_a_crash_during_the_drain_is_not_hidden() -> None:
 
 
 def test_a_clean_end_that_nobody_asked_for_is_an_error() -> None:
-    state, _ = play(*READY, death("rank-0", 9.0, CLEAN), death("api", 9.1, CLEAN))
+    state, _ = play(*READY, death("rank-0", 9.0, CLEAN), (9.5, StopAsked()), death("api", 9.6, CLEAN))
+    assert state.stage is Stage.ENDED
     end = verdict(state)
     assert end.exit_code == 6
     assert end.failure is not None
@@ -170,3 +180,62 @@ def test_the_last_line_of_output_explains_a_crash_without_last_words() -> None:
     end = verdict(state)
     assert end.failure is not None
     assert end.failure.message == "the api process ended with exit code 1: ImportError: no module named zmq"
+
+
+STALL = Stalled(Failure("rank 1 is stopped.", "kill -CONT 12", 6), "rank-1")
+
+
+def test_a_lost_rank_is_reported_and_the_others_end() -> None:
+    state, actions = play(*READY, death("rank-1", 9.0, KILLED), ranks=2)
+    assert actions[2:] == [Refuse(), Terminate(("rank-0",))]
+    assert state.stage is Stage.LOST
+    state, actions = step(state, Tick(), 9.0 + LEAVE_S + 0.1)
+    assert actions == [Kill(("rank-0",))]
+
+
+def test_a_lost_api_process_gives_the_port_back() -> None:
+    state, actions = play(*READY, death("api", 9.0, KILLED))
+    assert actions[2:] == [TakeBack(), Terminate(("rank-0",))]
+    state, _ = step(state, death("rank-0", 9.5, CLEAN)[1], 9.5)
+    assert state.stage is Stage.LOST  # the front answers until somebody stops it
+    state, _ = step(state, StopAsked(), 20.0)
+    assert state.stage is Stage.ENDED
+    assert verdict(state).exit_code == 6
+
+
+def test_an_api_that_dies_after_its_engine_gives_the_port_back_too() -> None:
+    _, actions = play(*READY, death("rank-0", 9.0, KILLED), death("api", 9.1, KILLED))
+    assert actions[2:] == [Refuse(), TakeBack()]
+
+
+def test_a_stall_while_serving_refuses_requests_until_it_is_over() -> None:
+    state, actions = play(*READY, (20.0, STALL), (21.0, STALL), ranks=2)
+    assert actions[2:] == [Refuse()]
+    assert state.stage is Stage.STALLED
+    assert verdict(state).failure == STALL.failure
+    state, actions = step(state, Recovered(), 30.0)
+    assert (state.stage, actions) == (Stage.READY, [Accept()])
+
+
+def test_who_stands_still_is_killed_when_the_server_is_stopped() -> None:
+    state, actions = play(*READY, (20.0, STALL), (21.0, StopAsked()), ranks=2)
+    assert actions[-1] == Kill(("rank-0", "rank-1", "api"))
+    assert state.stage is Stage.KILLING
+
+
+def test_an_api_process_that_stands_still_is_ended_before_the_port_is_taken_back() -> None:
+    _, actions = play(*READY, (20.0, Stalled(Failure("the api process is stopped.", "", 6), "api")))
+    assert actions[2:] == [TakeBack(), Terminate(("rank-0",))]
+
+
+@pytest.mark.parametrize("on_stall", list(OnStall))
+def test_a_stall_while_starting_ends_the_start_with_its_verdict(on_stall: OnStall) -> None:
+    state, actions = play((9.0, STALL), ranks=2, on_stall=on_stall)
+    assert actions == [TakeBack(), Kill(("rank-0", "rank-1", "api"))]
+    assert verdict(state).failure == STALL.failure
+    assert state.wants_restart == (on_stall is OnStall.RESTART)
+
+
+def test_a_person_who_wants_it_to_end_wins_over_a_restart() -> None:
+    state, _ = play((9.0, STALL), (9.1, StopAsked()), ranks=2, on_stall=OnStall.RESTART)
+    assert not state.wants_restart

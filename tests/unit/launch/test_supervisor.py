@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from firstlight.base.failure import Failure
 from firstlight.base.process import ExitCause
-from firstlight.launch.control import Death, EngineReady, Event, LaunchState, Stage, StopAsked
+from firstlight.launch.control import Death, EngineReady, Event, LaunchState, Stage, Stalled, StopAsked
 from firstlight.launch.supervisor import supervise
 
 
@@ -21,7 +22,7 @@ class ScriptedWorld:
     def now_s(self) -> float:
         return self.time_s
 
-    def wait(self, *, is_serving: bool) -> Sequence[Event]:
+    def wait(self, stage: Stage) -> Sequence[Event]:
         self.time_s += 0.1
         return self.batches.pop(0)
 
@@ -35,8 +36,17 @@ class ScriptedWorld:
         self.told.append("probe")
         return self.probes.pop(0)
 
-    def announce(self) -> None:
-        self.told.append("announce")
+    def hand_over(self) -> None:
+        self.told.append("hand over")
+
+    def take_back(self, failure: Failure | None) -> None:
+        self.told.append(f"take back: {failure.message if failure else None}")
+
+    def refuse(self, failure: Failure | None) -> None:
+        self.told.append(f"refuse: {failure.message if failure else None}")
+
+    def accept(self) -> None:
+        self.told.append("accept")
 
 
 def test_a_whole_life() -> None:
@@ -53,7 +63,7 @@ def test_a_whole_life() -> None:
         probes=[False, True],
     )
     end = supervise(LaunchState(running=("rank-0", "api"), drain_s=1.0), world, world)
-    assert world.told == ["probe", "probe", "announce", "terminate api", "terminate rank-0"]
+    assert world.told == ["probe", "probe", "hand over", "terminate api", "terminate rank-0"]
     assert end.stage is Stage.ENDED
 
 
@@ -63,3 +73,35 @@ def test_events_of_one_look_are_handled_in_order() -> None:
     end = supervise(LaunchState(running=("rank-0", "api"), drain_s=1.0), world, world)
     assert [death.name for death in end.deaths] == ["rank-0", "api"]
     assert world.told == ["terminate api"]
+
+
+def test_a_lost_rank_is_told_to_clients_until_somebody_stops_the_server() -> None:
+    killed, clean = ExitCause(None, 9), ExitCause(0)
+    world = ScriptedWorld(
+        batches=[
+            [EngineReady()],
+            [Death("rank-1", 1, killed)],
+            [Death("rank-0", 2, clean)],
+            [StopAsked()],
+            [Death("api", 3, clean)],
+        ],
+        probes=[True],
+    )
+    end = supervise(LaunchState(running=("rank-0", "rank-1", "api"), drain_s=1.0), world, world)
+    said = [text for text in world.told if text.startswith("refuse")]
+    assert len(said) == 1 and "rank 1 was ended by SIGKILL" in said[0]
+    assert world.told[2:] == [said[0], "terminate rank-0", "terminate api"]
+    assert end.stage is Stage.ENDED
+
+
+def test_a_stall_while_starting_is_the_verdict_and_ends_the_run() -> None:
+    world = ScriptedWorld(
+        batches=[
+            [Stalled(Failure("rank 0 is stopped.", "", 6), "rank-0")],
+            [Death("rank-0", 2, ExitCause(None, 9)), Death("api", 2, ExitCause(None, 9))],
+        ],
+        probes=[],
+    )
+    end = supervise(LaunchState(running=("rank-0", "api"), drain_s=1.0), world, world)
+    assert world.told == ["take back: rank 0 is stopped.", "kill rank-0 api"]
+    assert end.stage is Stage.ENDED

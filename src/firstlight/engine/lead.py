@@ -1,0 +1,110 @@
+"""A rank from its imports to its end: rank 0 leads, schedules and serves; the others follow its plans.
+
+Called by `engine.rank`, which has opened the black box that every phase, step and collective here is written
+to. Invariant: a failure of rank 0 reaches the api process before the process ends.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from firstlight.base.blackbox.layout import Counter
+from firstlight.base.blackbox.writer import BlackBox
+from firstlight.base.config import RunConfig
+from firstlight.base.errors import FirstlightError
+from firstlight.base.phases import DRAIN, READY, SERVING, PhaseReporter
+from firstlight.engine.channel import PlanReceiver, PlanSender, RequestChannel
+from firstlight.engine.core import EngineCore
+from firstlight.engine.messages import Drain, Failed, Ready
+from firstlight.engine.plan import StepPlan
+from firstlight.engine.startup import REPORT_BUG, Report, Started, self_test, start
+from firstlight.facts.checkpoint import Checkpoint
+from firstlight.ops.collectives import CPU, Group, join, leave
+
+
+def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
+    """Rank 0 until it is drained."""
+    run_dir = Path(config.run_dir)
+    channel = RequestChannel(run_dir)
+    report = PhaseReporter(box).report
+    try:
+        started, group = _start(config, checkpoint, 0, box, report)
+        plans = PlanSender(run_dir, group.size)
+
+        def execute(plan: StepPlan) -> torch.Tensor:
+            plans.send(plan)
+            return started.runner.run(plan)
+
+        core = started.core(execute, box)
+        report("self-test", 0, 1, "tokens")
+        self_test(core)
+        report("self-test", 1, 1, "tokens")
+        description = started.checkpoint.description
+        channel.send(Ready(started.section.max_model_len, description.vocab_size, started.report))
+        report(READY)
+        _serve(core, channel, report)
+        plans.close()
+        leave()
+    except FirstlightError as error:
+        channel.offer(Failed(str(error), error.hint, error.exit_code))
+        raise
+    except Exception as error:
+        channel.offer(Failed(f"{type(error).__name__}: {error}.", REPORT_BUG, 1))
+        raise
+    finally:
+        channel.close()
+
+
+def follow(config: RunConfig, checkpoint: Checkpoint, rank: int, box: BlackBox) -> None:
+    """Another rank until rank 0 says that the run is over."""
+    plans = PlanReceiver(Path(config.run_dir), rank)
+    report = PhaseReporter(box).report
+    started, _ = _start(config, checkpoint, rank, box, report)
+    report(READY)
+    num_steps = 0
+    while (plan := plans.receive()) is not None:
+        if not num_steps:
+            report(SERVING, unit="steps")
+        started.runner.run(plan)
+        num_steps += 1
+        box.set(Counter.STEP, num_steps)
+    plans.close()
+    leave()
+
+
+def _start(
+    config: RunConfig, checkpoint: Checkpoint, rank: int, box: BlackBox, report: Report
+) -> tuple[Started, Group]:
+    section = config.engine
+    device = torch.device("cuda", rank) if section.device == "cuda" else CPU
+    group = Group(rank, section.tensor_parallel, section.collective_deadline_s, device, box)
+    report("rendezvous", 0, group.size, "ranks")
+    join(
+        group,
+        Path(config.run_dir) / "rendezvous",
+        section.device,
+        lambda arrived: report("rendezvous", arrived, group.size, "ranks"),
+    )
+    return start(checkpoint, config.model.dtype, section, group, report), group
+
+
+def _serve(core: EngineCore, channel: RequestChannel, report: Report) -> None:
+    """The loop of a serving engine; returns after a drain."""
+    drain_until_s: float | None = None
+    report(SERVING, unit="steps")
+    while True:
+        for message in channel.receive(wait=not core.has_work and drain_until_s is None):
+            core.handle(message)
+            if isinstance(message, Drain):
+                drain_until_s = time.monotonic() + message.deadline_s
+                report(DRAIN, unit="steps")
+        if drain_until_s is not None and time.monotonic() >= drain_until_s:
+            core.scheduler.abort_all()
+        outputs = core.step()
+        if outputs is not None:
+            channel.send(outputs)
+        if drain_until_s is not None and not core.has_work:
+            return

@@ -1,0 +1,63 @@
+"""The supervisor's end of the janitor: starts it, names processes to it, dismisses it.
+
+Used by `launch.serve`. Invariant: from `start_janitor` on, whatever ends us ends the run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from firstlight.launch import janitor
+
+
+class Janitor:
+    """Holds the only writing end of the janitor's pipe."""
+
+    def __init__(self, process: subprocess.Popen[bytes], fd: int) -> None:
+        self._process = process
+        self._fd = fd
+        self._named: set[tuple[int, int]] = set()
+
+    def name(self, pid: int) -> None:
+        """A process of the run that the janitor shall end even if it hides the run's token."""
+        stat = janitor.read_stat(pid)
+        if stat is not None and (pid, stat.start_ticks) not in self._named:
+            self._named.add((pid, stat.start_ticks))
+            self._write(f"{pid} {stat.start_ticks}\n".encode())
+
+    def dismiss(self) -> None:
+        """All is tidied up already; returns when the janitor has left."""
+        self._write(janitor.DONE)
+        os.close(self._fd)
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _write(self, line: bytes) -> None:
+        try:
+            os.write(self._fd, line)
+        except BrokenPipeError:
+            return  # somebody killed it; the children still have their own belt
+
+
+def start_janitor(run_id: str, paths: Sequence[Path | str]) -> Janitor:
+    """Start it for a run. `paths`: sockets to remove, and links whose target shall take their place."""
+    read_fd, write_fd = os.pipe()
+    try:
+        command = [sys.executable, "-I", "-S", janitor.__file__, str(read_fd), run_id, *map(str, paths)]
+        process = subprocess.Popen(
+            command, pass_fds=(read_fd,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    except BaseException:
+        os.close(write_fd)
+        raise
+    finally:
+        os.close(read_fd)
+    return Janitor(process, write_fd)

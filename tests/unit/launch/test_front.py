@@ -1,0 +1,164 @@
+"""The 503 that is there from the first moment, asked by raw clients."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from firstlight.launch.front import Front, Picture
+from support.tls import write_tls_files
+
+LOADING = Picture(
+    "starting",
+    "The model is not ready yet: rank 0 is in phase weights, 1.2 GB of 5.4 GB (22 %), about 12 s left.",
+    12,
+    {"status": "starting", "phase": "weights"},
+)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+@pytest.fixture
+def front(listener: socket.socket) -> Iterator[Front]:
+    made = Front()
+    made.open(listener)
+    yield made
+    made.close()
+
+
+def ask(listener: socket.socket, path: str, method: str = "GET", **options: Any) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(*listener.getsockname(), timeout=5)
+    connection.request(method, path, **options)
+    response = connection.getresponse()
+    response.body = response.read()  # type: ignore[attr-defined]
+    connection.close()
+    return response
+
+
+def test_every_api_path_answers_503_with_the_phase_and_the_time_left(
+    front: Front, listener: socket.socket
+) -> None:
+    front.publish(LOADING)
+    for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/health")):
+        response = ask(listener, path, method)
+        error = json.loads(response.body)["error"]  # type: ignore[attr-defined]
+        assert response.status == 503
+        assert (response.headers["Retry-After"], response.headers["Connection"]) == ("12", "close")
+        assert (error["message"], error["type"], error["code"]) == (
+            LOADING.message,
+            "server_error",
+            "starting",
+        )
+
+
+def test_liveness_and_the_picture(front: Front, listener: socket.socket) -> None:
+    front.publish(LOADING)
+    assert ask(listener, "/health/live").status == 200
+    response = ask(listener, "/startup?x=1")
+    assert json.loads(response.body) == LOADING.startup  # type: ignore[attr-defined]
+    assert ask(listener, "/health", "HEAD").body == b""  # type: ignore[attr-defined]
+
+
+def test_events_end_with_ready(front: Front, listener: socket.socket) -> None:
+    received: list[bytes] = []
+    reader = threading.Thread(
+        target=lambda: received.append(ask(listener, "/startup/events").body)  # type: ignore[attr-defined]
+    )
+    reader.start()
+    time.sleep(0.1)
+    front.publish(LOADING)
+    time.sleep(0.5)
+    front.publish(Picture("ready", "", 1, {"status": "ready"}))
+    reader.join(5)
+    events = [block for block in received[0].decode().split("\n\n") if block.startswith("event:")]
+    assert [block.partition("\n")[0] for block in events] == [
+        "event: progress",
+        "event: progress",
+        "event: ready",
+    ]
+    assert json.loads(events[1].partition("data: ")[2]) == LOADING.startup
+
+
+def test_keys_are_asked_for_except_by_probes(listener: socket.socket) -> None:
+    front = Front()
+    front.protect(["secret", "other"])
+    front.open(listener)
+    try:
+        assert ask(listener, "/startup").status == 401
+        assert ask(listener, "/v1/models", headers={"Authorization": "Bearer wrong"}).status == 401
+        assert ask(listener, "/startup", headers={"authorization": "bearer other"}).status == 200
+        assert (ask(listener, "/health").status, ask(listener, "/health/live").status) == (503, 200)
+    finally:
+        front.close()
+
+
+def test_a_client_that_sends_a_large_body_gets_its_answer(front: Front, listener: socket.socket) -> None:
+    response = ask(listener, "/v1/completions", "POST", body=b"x" * 5_000_000)
+    assert response.status == 503
+
+
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01\r\n\r\n", b"hello\r\n\r\n"])
+def test_what_is_not_http_is_refused(front: Front, listener: socket.socket, sent: bytes) -> None:
+    with socket.create_connection(listener.getsockname(), timeout=5) as client:
+        client.sendall(sent)
+        assert client.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_a_head_without_end_is_cut_off(front: Front, listener: socket.socket) -> None:
+    with socket.create_connection(listener.getsockname(), timeout=5) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n" + b"x" * 100_000)
+        with pytest.raises(ConnectionError):
+            while client.recv(100):
+                pass
+            raise ConnectionError
+
+
+def test_silent_clients_hold_up_nobody(front: Front, listener: socket.socket) -> None:
+    silent = [socket.create_connection(listener.getsockname()) for _ in range(50)]
+    started_s = time.monotonic()
+    assert ask(listener, "/health").status == 503
+    assert time.monotonic() - started_s < 2
+    for client in silent:
+        client.close()
+
+
+def test_after_a_pause_connections_wait_for_who_accepts_next(front: Front, listener: socket.socket) -> None:
+    front.pause()
+    listener.settimeout(5)
+    with socket.create_connection(listener.getsockname(), timeout=5) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        accepted, _ = listener.accept()
+        accepted.close()
+    listener.setblocking(False)
+    front.open(listener)
+    assert ask(listener, "/health").status == 503
+
+
+def test_tls(listener: socket.socket, tmp_path: Any) -> None:
+    import ssl
+
+    certificate, key = write_tls_files(tmp_path)
+    front = Front()
+    front.protect([], str(certificate), str(key))
+    front.open(listener)
+    try:
+        context = ssl.create_default_context(cafile=str(certificate))
+        connection = http.client.HTTPSConnection(
+            "localhost", listener.getsockname()[1], context=context, timeout=5
+        )
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 503
+        connection.close()
+    finally:
+        front.close()

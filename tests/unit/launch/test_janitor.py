@@ -1,0 +1,105 @@
+"""The janitor against real processes, after a real SIGKILL of who started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from firstlight.launch import janitor
+
+SOURCES = Path(__file__).parents[3] / "src"
+# A supervisor that starts a janitor and three processes, says their pids, and waits to be killed.
+SUPERVISOR = """
+import os, subprocess, sys, time
+from firstlight.launch.janitor import RUN_VARIABLE
+from firstlight.launch.janitor_process import start_janitor
+run_id, socket_path, link = sys.argv[1:4]
+janitor = start_janitor(run_id, [socket_path, link])
+marked = {**os.environ, RUN_VARIABLE: run_id}
+sleep = "import time; time.sleep(600)"
+plain = subprocess.Popen([sys.executable, "-c", sleep], env=marked, start_new_session=True)
+# A grandchild in a session of its own, whose parent has gone.
+nested = (
+    "import subprocess, sys; "
+    "print(subprocess.Popen([sys.executable, '-c', %r], start_new_session=True, stdout=-3, stderr=-3).pid)" % sleep
+)
+orphan = int(subprocess.run([sys.executable, "-c", nested], env=marked, capture_output=True, text=True).stdout)
+# One that hides the token, but was named.
+hidden = subprocess.Popen([sys.executable, "-c", sleep], start_new_session=True)
+janitor.name(hidden.pid)
+print(plain.pid, orphan, hidden.pid, flush=True)
+if sys.argv[4] == "dismiss":
+    janitor.dismiss()
+    print("dismissed", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def bystander() -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def start(tmp_path: Path, mode: str) -> tuple[subprocess.Popen[str], list[int]]:
+    real = tmp_path / "memory"
+    real.mkdir()
+    (real / "rank-0.box").write_text("kept")
+    (tmp_path / "boxes").symlink_to(real)
+    (tmp_path / "a.sock").touch()
+    arguments = [f"run-{tmp_path.name}", str(tmp_path / "a.sock"), str(tmp_path / "boxes"), mode]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, *arguments],
+        env={**os.environ, "PYTHONPATH": str(SOURCES)}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    return process, [int(word) for word in process.stdout.readline().split()]
+
+
+def is_alive(pid: int) -> bool:
+    return janitor.read_stat(pid) is not None
+
+
+def test_after_a_kill_of_the_supervisor_nothing_of_the_run_is_left(
+    tmp_path: Path, bystander: subprocess.Popen[bytes]
+) -> None:
+    supervisor, pids = start(tmp_path, "die")
+    assert len(pids) == 3 and all(map(is_alive, pids))
+    supervisor.kill()
+    supervisor.wait()
+    deadline_s = time.monotonic() + 5
+    while any(map(is_alive, pids)) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert not any(map(is_alive, pids))
+    while (tmp_path / "boxes").is_symlink() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert not (tmp_path / "a.sock").exists()
+    assert (tmp_path / "boxes" / "rank-0.box").read_text() == "kept"
+    assert not (tmp_path / "memory").exists()
+    assert bystander.poll() is None
+
+
+def test_a_janitor_that_is_dismissed_touches_nothing(tmp_path: Path) -> None:
+    supervisor, pids = start(tmp_path, "dismiss")
+    try:
+        assert supervisor.stdout is not None
+        assert supervisor.stdout.readline() == "dismissed\n"
+        assert all(map(is_alive, pids)) and (tmp_path / "a.sock").exists()
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_number_that_another_process_got_is_not_ended(bystander: subprocess.Popen[bytes]) -> None:
+    assert janitor.end_all("no such run", {bystander.pid: 12345}, 0.2) == []
+    assert bystander.poll() is None
