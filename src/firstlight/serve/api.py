@@ -166,9 +166,11 @@ def make_server(config: RunConfig) -> Server:
     metrics = Metrics()
     checkpoint = open_checkpoint(config.model.path)
     defaults = {name: value for name, value in checkpoint.generation_defaults.items() if name in DEFAULTED}
+    text = TextModel.load(config.model.path, config.model.chat_template)
+    text.check_template()
     return Server(
         config,
-        TextModel.load(config.model.path, config.model.chat_template),
+        text,
         EngineClient(config.run_dir, metrics.on_step),
         metrics,
         frozenset(checkpoint.description.eos_token_ids),

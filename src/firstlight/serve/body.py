@@ -44,7 +44,7 @@ def _explain(body: bytes, error: Exception) -> str:
         body.decode()
     except UnicodeDecodeError as fault:
         return f"byte {fault.start} is not UTF-8; JSON is always sent as UTF-8"
-    text = str(error).removeprefix("JSON is malformed: ")
+    text = str(error).removeprefix("JSON is malformed: ").partition(" - at `$")[0]
     if "truncated" in text:
         return "it is cut short, or a \\u escape in it is half of a surrogate pair"
     return f"{text[:1].lower()}{text[1:]}"

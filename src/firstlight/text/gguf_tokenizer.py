@@ -14,10 +14,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.text.pretokenizers import SPLITS
+from firstlight.text.wording import sentence
 
 # tokenizer.ggml.token_type
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPACE = "\u2581"
+_DAMAGED = "Download or convert the file again; it may be damaged."
 
 
 def build_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
@@ -57,7 +59,10 @@ def _byte_level(metadata: Mapping[str, Any], where: str) -> tuple[Tokenizer, boo
     try:
         model = models.BPE(vocab=_vocabulary(metadata, where), merges=merges, ignore_merges=split.whole_words)
     except Exception as error:  # noqa: BLE001 - the bindings raise plain Exception for a bad merge
-        raise ModelFileError(f"{where}: the tokenizer's merges contradict its tokens: {error}.") from error
+        reason = sentence(str(error))
+        raise ModelFileError(
+            f"{where}: the tokenizer's merges contradict its tokens: {reason}", _DAMAGED
+        ) from error
     tokenizer = Tokenizer(model)
     if split.composes:
         tokenizer.normalizer = normalizers.NFC()
@@ -96,7 +101,9 @@ def _merges_from_scores(
     """SentencePiece joins the pair with the best score; as a list of merges, that is best score first."""
     scores = metadata.get("tokenizer.ggml.scores")
     if scores is None or len(scores) < len(vocabulary):
-        raise ModelFileError(f"{where}: tokenizer.ggml.scores is missing or shorter than the vocabulary.")
+        raise ModelFileError(
+            f"{where}: tokenizer.ggml.scores is missing or shorter than the vocabulary.", _DAMAGED
+        )
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, index in vocabulary.items():
         score = -float(scores[index])
@@ -117,7 +124,7 @@ def _add_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any], where: str) -
     control = [index for index, kind in enumerate(kinds) if kind in (_UNKNOWN, _CONTROL)]
     defined = [index for index, kind in enumerate(kinds) if kind == _USER_DEFINED]
     if max([*control, *defined], default=0) >= len(tokens):
-        raise ModelFileError(f"{where}: tokenizer.ggml.token_type is longer than the vocabulary.")
+        raise ModelFileError(f"{where}: tokenizer.ggml.token_type is longer than the vocabulary.", _DAMAGED)
     tokenizer.add_special_tokens([AddedToken(tokens[i], normalized=False, special=True) for i in control])
     tokenizer.add_tokens([AddedToken(tokens[i], normalized=False, special=False) for i in defined])
 
@@ -144,7 +151,7 @@ def _vocabulary(metadata: Mapping[str, Any], where: str) -> dict[str, int]:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise ModelFileError(
-            f"{where}: {len(tokens) - len(vocabulary)} tokens of the vocabulary are repeated."
+            f"{where}: {len(tokens) - len(vocabulary)} tokens of the vocabulary are repeated.", _DAMAGED
         )
     return vocabulary
 
@@ -152,12 +159,12 @@ def _vocabulary(metadata: Mapping[str, Any], where: str) -> dict[str, int]:
 def _strings(metadata: Mapping[str, Any], key: str, where: str) -> list[str]:
     value = metadata.get(key)
     if not isinstance(value, list) or not value:
-        raise ModelFileError(f"{where}: {key} is missing or not a list of strings.")
+        raise ModelFileError(f"{where}: {key} is missing or not a list of strings.", _DAMAGED)
     return value
 
 
 def _pair(merge: str, where: str) -> tuple[str, str]:
     left, space, right = merge.partition(" ")
     if not (left and space and right):
-        raise ModelFileError(f"{where}: the merge {merge!r} is not a pair.")
+        raise ModelFileError(f"{where}: the merge {merge!r} is not a pair.", _DAMAGED)
     return left, right

@@ -12,14 +12,15 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from firstlight.base.errors import RequestError, UsageError
+from firstlight.base.errors import RequestError
 from firstlight.facts.gguf_header import read_gguf
 from firstlight.facts.gguf_tokenizer import chat_template, tokenizer_config
 from firstlight.text import folder
 from firstlight.text.detokenizer import StreamDecoder
 from firstlight.text.gguf_tokenizer import build_tokenizer
-from firstlight.text.template import ChatTemplate
+from firstlight.text.template import ChatTemplate, TemplateFault
 from firstlight.text.vocabulary import Vocabulary
+from firstlight.text.wording import sentence
 
 # What a client's chat_template_kwargs may not set: they have fields of their own.
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -47,21 +48,24 @@ class TextModel:
         if path.is_dir():
             config = folder.read_config(path)
             tokenizer, specials = folder.read_tokenizer(path), folder.special_tokens(config)
-            template = folder.read_template(path, config)
+            template, where = folder.read_template(path, config)
         else:
             header = read_gguf(path)
             tokenizer = build_tokenizer(header.metadata, str(path))
             specials = folder.special_tokens(tokenizer_config(header, max_position=0))
-            template = chat_template(header)
-        where = str(path)
+            template, where = chat_template(header), f"{path} (tokenizer.chat_template)"
         if chat_template_file is not None:
             where = str(chat_template_file)
-            if not Path(where).is_file():
-                raise UsageError(
-                    f"The chat template {where} does not exist.", "Give the path of a Jinja file."
-                )
             template = folder.read_template_file(Path(where))
         return cls(tokenizer, specials, template, where)
+
+    def check_template(self) -> None:
+        """A `ModelFileError` if there is a chat template that cannot render one plain user message.
+
+        For a server, which would blame every client; a model may be converted or measured without one.
+        """
+        if self._template is not None:
+            self._template.check(self._special_tokens)
 
     @property
     def has_chat_template(self) -> bool:
@@ -125,12 +129,21 @@ class TextModel:
                 raise RequestError(
                     f"chat_template_kwargs must not set {name!r}; leave it out.", param="chat_template_kwargs"
                 )
-        return self._template.render(
-            messages,
-            {**self._special_tokens, **(kwargs or {})},
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
+        flags = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        try:
+            return self._template.render(messages, {**self._special_tokens, **(kwargs or {})}, **flags)
+        except TemplateFault as fault:
+            if not kwargs:
+                raise
+            self._template.render(messages, self._special_tokens, **flags)
+            raise RequestError(
+                "The model's chat template fails with these chat_template_kwargs, and does not without them: "
+                f"{sentence(fault.reason)} Leave them out, or give what the template expects.",
+                param="chat_template_kwargs",
+            ) from fault
 
     def _special_id(self, role: str) -> int | None:
         text = self._special_tokens.get(role)

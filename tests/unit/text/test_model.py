@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
-from firstlight.base.errors import ModelFileError, RequestError, UnsupportedError, UsageError
+from firstlight.base.errors import ModelFileError, RequestError, UnsupportedError
 from firstlight.text.gguf_tokenizer import build_tokenizer
 from firstlight.text.model import TextModel
 from firstlight.text.vocabulary import byte_alphabet
@@ -253,14 +253,34 @@ def test_a_folder_without_a_usable_tokenizer(
 
 def test_template_files_that_cannot_be_read(tmp_path: Path) -> None:
     folder = write_folder(tmp_path)
-    with pytest.raises(UsageError, match="does not exist"):
+    with pytest.raises(ModelFileError, match=r"none\.jinja cannot be read: No such file or directory\.$"):
         TextModel.load(folder, tmp_path / "none.jinja")
-    (bad := tmp_path / "bad.jinja").write_bytes(b"\xff")
-    with pytest.raises(ModelFileError, match="cannot be read"):
+    (bad := tmp_path / "bad.jinja").write_bytes(b"ab\xff")
+    with pytest.raises(ModelFileError, match=r"cannot be read: byte 2 is not UTF-8\.$"):
         TextModel.load(folder, bad)
     (large := tmp_path / "large.jinja").write_bytes(b"x" * (1024 * 1024 + 1))
     with pytest.raises(ModelFileError, match="too large"):
         TextModel.load(folder, large)
+
+
+def test_a_template_is_named_by_the_place_where_it_stands(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, chat_template="{{ nothing() }}")
+    with pytest.raises(ModelFileError, match=r"tokenizer_config\.json \(chat_template\): the chat template"):
+        TextModel.load(folder).check_template()
+    (folder / "chat_template.jinja").write_text("{{ nothing() }}")
+    with pytest.raises(ModelFileError, match=r"chat_template\.jinja: the chat template cannot render"):
+        TextModel.load(folder).check_template()
+    byte_text().check_template()
+    byte_text(None).check_template()
+
+
+def test_variables_of_a_client_that_a_template_cannot_take_are_the_clients_error() -> None:
+    model = byte_text("{{ messages[0].content + (mood or '') }}")
+    messages = [{"role": "user", "content": "hi"}]
+    assert model.render_chat(messages, kwargs={"mood": "!"}) == "hi!"
+    with pytest.raises(RequestError, match="TypeError") as caught:
+        model.render_chat(messages, kwargs={"mood": 5})
+    assert (caught.value.status, caught.value.param) == (400, "chat_template_kwargs")
 
 
 def test_without_a_template_chats_are_refused() -> None:
