@@ -12,7 +12,6 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from firstlight.base.errors import RequestError
-from firstlight.text.wording import sentence
 
 _DECODER = msgspec.json.Decoder()
 
@@ -30,8 +29,9 @@ def decode_json(body: bytes) -> dict[str, Any]:
     try:
         value = _DECODER.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        reason = sentence(_explain(body, error))
-        raise RequestError(f"The body is not valid JSON: {reason}", code="invalid_json") from None
+        raise RequestError(
+            f"The body is not valid JSON: {_explain(body, error)}", code="invalid_json"
+        ) from None
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object, {...}.", code="invalid_json")
     return value

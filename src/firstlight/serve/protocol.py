@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from firstlight.base.errors import RequestError
 from firstlight.serve.refusals import without_neutral
-from firstlight.text.wording import sentence
 
 _MAX_SHOWN_CHARS = 200
 _MAX_COUNT = 2**31 - 1
@@ -141,7 +140,7 @@ def _first_fault(error: ValidationError) -> RequestError:
         shown = shown[:_MAX_SHOWN_CHARS] + "…"
     message = str(fault["msg"]).replace("Input should", "it should")
     code = "invalid_type" if fault["type"].endswith(_TYPE_FAULTS) else "invalid_value"
-    return RequestError(f"The parameter {name!r} is {shown}, but {sentence(message)}", param=name, code=code)
+    return RequestError(f"The parameter {name!r} is {shown}, but {message}", param=name, code=code)
 
 
 def _path(location: tuple[int | str, ...]) -> list[int | str]:

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.fields import read_json_object
-from firstlight.text.wording import sentence
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 MAX_TEMPLATE_BYTES = 1024 * 1024
@@ -38,7 +37,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the bindings raise plain Exception for any fault of the file
         raise ModelFileError(
-            f"{path} is not a valid tokenizer: {sentence(str(error))}",
+            f"{path} is not a valid tokenizer: {error}",
             "Download the file again; it may be incomplete.",
         ) from error
 
@@ -83,7 +82,7 @@ def read_template_file(path: Path) -> str:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ModelFileError(
-            f"The chat template {path} cannot be read: {sentence(reason)}", _TEMPLATE_REMEDY
+            f"The chat template {path} cannot be read: {reason}", _TEMPLATE_REMEDY
         ) from error
     except UnicodeDecodeError as error:
         raise ModelFileError(

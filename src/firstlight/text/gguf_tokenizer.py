@@ -14,7 +14,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.text.pretokenizers import SPLITS
-from firstlight.text.wording import sentence
 
 # tokenizer.ggml.token_type
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -59,9 +58,8 @@ def _byte_level(metadata: Mapping[str, Any], where: str) -> tuple[Tokenizer, boo
     try:
         model = models.BPE(vocab=_vocabulary(metadata, where), merges=merges, ignore_merges=split.whole_words)
     except Exception as error:  # noqa: BLE001 - the bindings raise plain Exception for a bad merge
-        reason = sentence(str(error))
         raise ModelFileError(
-            f"{where}: the tokenizer's merges contradict its tokens: {reason}", _DAMAGED
+            f"{where}: the tokenizer's merges contradict its tokens: {error}", _DAMAGED
         ) from error
     tokenizer = Tokenizer(model)
     if split.composes:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from firstlight.base.errors import RequestError
+from firstlight.base.errors import RequestError, as_sentence
 from firstlight.facts.gguf_header import read_gguf
 from firstlight.facts.gguf_tokenizer import chat_template, tokenizer_config
 from firstlight.text import folder
@@ -20,7 +20,6 @@ from firstlight.text.detokenizer import StreamDecoder
 from firstlight.text.gguf_tokenizer import build_tokenizer
 from firstlight.text.template import ChatTemplate, TemplateFault
 from firstlight.text.vocabulary import Vocabulary
-from firstlight.text.wording import sentence
 
 # What a client's chat_template_kwargs may not set: they have fields of their own.
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -141,7 +140,7 @@ class TextModel:
             self._template.render(messages, self._special_tokens, **flags)
             raise RequestError(
                 "The model's chat template fails with these chat_template_kwargs, and does not without them: "
-                f"{sentence(fault.reason)} Leave them out, or give what the template expects.",
+                f"{as_sentence(fault.reason)} Leave them out, or give what the template expects.",
                 param="chat_template_kwargs",
             ) from fault
 

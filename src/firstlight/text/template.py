@@ -20,8 +20,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from firstlight.base.errors import ModelFileError, RequestError
-from firstlight.text.wording import sentence
+from firstlight.base.errors import ModelFileError, RequestError, as_sentence
 
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024
 MAX_LOOP_STEPS = 2_000_000
@@ -50,8 +49,8 @@ class TemplateFault(RequestError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"The model's chat template failed on these messages: {sentence(reason)} This is a fault of the "
-            "template, not of the request; who runs the server can replace it with --chat-template FILE.",
+            f"The model's chat template failed on these messages: {as_sentence(reason)} This is a fault of "
+            "the template, not of the request; who runs the server can replace it with --chat-template FILE.",
             code="chat_template_failed",
             status=500,
             kind="server_error",
@@ -73,7 +72,7 @@ class ChatTemplate:
         except _COMPILE_ERRORS as error:
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise ModelFileError(
-                f"{where}: the chat template is not valid Jinja: {sentence(_reason(error) + line)}", _REMEDY
+                f"{where}: the chat template is not valid Jinja: {_reason(error)}{line}", _REMEDY
             ) from error
 
     def check(self, variables: Mapping[str, Any]) -> None:
@@ -83,8 +82,7 @@ class ChatTemplate:
             self._collect(_context(chat, variables, add_generation_prompt=True))
         except _TEMPLATE_ERRORS as error:
             raise ModelFileError(
-                f"{self._where}: the chat template cannot render a plain user message: "
-                f"{sentence(_reason(error))}",
+                f"{self._where}: the chat template cannot render a plain user message: {_reason(error)}",
                 _REMEDY,
             ) from error
 
@@ -110,7 +108,7 @@ class ChatTemplate:
             text = self._collect(_context(chat, variables, add_generation_prompt=add_generation_prompt))
         except _Refusal as error:
             raise RequestError(
-                f"The model's chat template refused the messages: {sentence(_reason(error))} Check their "
+                f"The model's chat template refused the messages: {as_sentence(_reason(error))} Check their "
                 "roles, order and content; /docs and the model's own card say what it takes.",
                 param="messages",
                 code="invalid_messages",
