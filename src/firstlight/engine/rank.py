@@ -50,9 +50,10 @@ def main() -> int:
             _follow(config, arguments.rank, progress)
     except Exception as error:  # noqa: BLE001 - the top of the process: it becomes the last words
         write_failure(arguments.run_dir, f"rank-{arguments.rank}", error)
-        if config.debug:
-            traceback.print_exc()
-        return error.exit_code if isinstance(error, FirstlightError) else 1
+        code = error.exit_code if isinstance(error, FirstlightError) else FirstlightError.exit_code
+        if config.debug or code == FirstlightError.exit_code:
+            traceback.print_exc()  # not seen without --debug, but kept for the log of a failure
+        return code
     return 0
 
 
