@@ -97,6 +97,7 @@ def _merges_from_scores(
     vocabulary: dict[str, int], metadata: Mapping[str, Any], where: str
 ) -> list[tuple[str, str]]:
     """SentencePiece joins the pair with the best score; as a list of merges, that is best score first."""
+    kinds = metadata.get("tokenizer.ggml.token_type")
     scores = metadata.get("tokenizer.ggml.scores")
     if scores is None or len(scores) < len(vocabulary):
         raise ModelFileError(
@@ -104,6 +105,8 @@ def _merges_from_scores(
         )
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, index in vocabulary.items():
+        if kinds is not None and index < len(kinds) and kinds[index] in (_UNKNOWN, _CONTROL):
+            continue  # "</s>" is never put together from pieces of text
         score = -float(scores[index])
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]

@@ -1,7 +1,7 @@
 """The text side of a model: tokenizer, special tokens and chat template, from a GGUF file or a folder.
 
-Made once by the api process, by `LLM` and by `firstlight convert`. Invariant: it is immutable after `load`
-and may be used from several threads.
+Made once by the api process, by `LLM` and by `firstlight convert`. Invariant: what it answers never changes
+after `load`, and it may be used from several threads.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from firstlight.facts.gguf_tokenizer import chat_template, tokenizer_config
 from firstlight.text import folder
 from firstlight.text.detokenizer import StreamDecoder
 from firstlight.text.gguf_tokenizer import build_tokenizer
+from firstlight.text.guard import ControlTokenGuard, RenderedChat
 from firstlight.text.template import ChatTemplate, TemplateFault
 from firstlight.text.vocabulary import Vocabulary
 
@@ -35,6 +36,7 @@ class TextModel:
         self._special_tokens = dict(special_tokens)
         self._template = ChatTemplate(template, where) if template is not None else None
         self._vocabulary = Vocabulary(tokenizer, where)
+        self._guard = ControlTokenGuard(tokenizer)
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = self._special_id("bos_token")
         self.eos_token_id = self._special_id("eos_token")
@@ -82,12 +84,17 @@ class TextModel:
         return text
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; `add_special_tokens` puts what the model wants around it."""
+        """Token ids of a text; `add_special_tokens` puts what the model wants around it.
+
+        The text of a special token becomes that token, but not where a user wrote it in a rendered chat.
+        """
+        if isinstance(text, RenderedChat):
+            return self._guard.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of several texts, by several threads."""
+        """Token ids of several texts (none of them a rendered chat), by several threads."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
@@ -116,7 +123,10 @@ class TextModel:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation. Raises `RequestError` when it cannot be rendered."""
+        """The prompt of a conversation. Raises `RequestError` when it cannot be rendered.
+
+        Special tokens that users wrote stay text when the prompt is given to `encode` as it is.
+        """
         if self._template is None:
             raise RequestError(
                 "This model has no chat template; use /v1/completions, or start the server with "
@@ -132,12 +142,26 @@ class TextModel:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
+        guard, chat, variables = self._guard, list(messages), kwargs or {}
+        if not guard.finds(chat, variables):
+            return self._render(self._template, chat, variables, flags)
+        mark = guard.new_mark(chat, variables)
+        text = self._render(self._template, guard.marked(chat, mark), guard.marked(variables, mark), flags)
+        return RenderedChat(text, mark)
+
+    def _render(
+        self,
+        template: ChatTemplate,
+        messages: list[Mapping[str, Any]],
+        kwargs: Mapping[str, Any],
+        flags: Mapping[str, bool],
+    ) -> str:
         try:
-            return self._template.render(messages, {**self._special_tokens, **(kwargs or {})}, **flags)
+            return template.render(messages, {**self._special_tokens, **kwargs}, **flags)
         except TemplateFault as fault:
             if not kwargs:
                 raise
-            self._template.render(messages, self._special_tokens, **flags)
+            template.render(messages, self._special_tokens, **flags)
             raise RequestError(
                 "The model's chat template fails with these chat_template_kwargs, and does not without them: "
                 f"{as_sentence(fault.reason)} Leave them out, or give what the template expects.",
