@@ -214,4 +214,5 @@ def test_an_architecture_that_is_not_supported(model: Path, tmp_path: Path) -> N
 def test_too_little_memory_says_how_much_is_needed(model: Path) -> None:
     code, message = refused(str(model), "--port", "0", "--kv-memory", "1000T")
     assert code == 5, message
+    assert message.count("Not enough memory") == 1
     assert "what to do:" in message

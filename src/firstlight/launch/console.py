@@ -11,6 +11,7 @@ from typing import TextIO
 from firstlight import __version__
 from firstlight.base.config import RunConfig
 from firstlight.base.phases import READY, ProgressLine
+from firstlight.base.program import program
 from firstlight.launch.progress import PhaseTrack
 from firstlight.launch.ready_card import base_url, ready_card
 
@@ -73,7 +74,8 @@ class Console:
         details = [track.last.detail for track in self._tracks.values() if track.last.phase == READY]
         for detail in filter(None, details):
             self.say(detail)
-        self.say(ready_card(config, now_s - self._start_s, has_keys=self._has_keys))
+        took_s = now_s - self._start_s
+        self.say(ready_card(config, took_s, has_keys=self._has_keys, program=program()))
 
     def failed(self, explanation: str) -> None:
         """The run is over, and not because somebody wanted it."""
@@ -129,7 +131,8 @@ def _counted(count: int, noun: str) -> str:
 def _amount(value: float, unit: str, *, short: bool = False) -> str:
     """A value with its unit; `short` leaves out the unit of a plain count."""
     if unit != "bytes":
-        return f"{value:.0f}" if short else f"{value:.0f} {unit}".rstrip()
+        number = f"{value:.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+        return number if short else f"{number} {unit}".rstrip()
     for prefix in _PREFIXES[:-1]:
         if value < 1000:
             return f"{value:.0f} {prefix}B" if not prefix else f"{value:.1f} {prefix}B"
