@@ -28,6 +28,7 @@ PHASES = (
     "capture",
     "self-test",
     READY,
+    "generate",  # offline: answers instead of a server
     "serving",
     "drain",
 )

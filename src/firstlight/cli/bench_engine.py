@@ -16,10 +16,10 @@ from firstlight.cli.bench_output import (
     ModelArgument,
     PngFile,
     ServerFlags,
-    locate,
     progress_bar,
     show,
 )
+from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
 
 Threads = Annotated[int, typer.Option(help="Operator threads. 0: the usable cores.", min=0)]

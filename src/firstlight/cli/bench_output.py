@@ -5,7 +5,6 @@ Used by the files of that group. Invariant: tables go to standard output, everyt
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,13 +26,6 @@ ServerFlags = Annotated[
     list[str] | None,
     typer.Option(help="Flag for the server, as --flag=--threads=1; repeatable.", metavar="FLAG"),
 ]
-
-
-def locate(model: str | None) -> Path:
-    """A local path for the model that was asked for."""
-    from firstlight.facts.sources import resolve_model
-
-    return resolve_model(model, notify=lambda text: print(text, file=sys.stderr, flush=True))
 
 
 @contextmanager

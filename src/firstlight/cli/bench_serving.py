@@ -16,10 +16,10 @@ from firstlight.cli.bench_output import (
     ModelArgument,
     PngFile,
     ServerFlags,
-    locate,
     progress_bar,
     show,
 )
+from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
 
 

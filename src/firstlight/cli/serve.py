@@ -14,6 +14,7 @@ import typer
 
 from firstlight.base.errors import UsageError
 from firstlight.base.resolve import Given
+from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
 
 
@@ -80,13 +81,7 @@ def serve(options: ServeOptions, flags: Given) -> int:
         cores=machine.physical_cores,
         debug=options.debug or file.values.get("debug") is True,
     )
-    return serve(order, _locate, sys.stderr)
-
-
-def _locate(model: str | None) -> Path:
-    from firstlight.facts.sources import resolve_model
-
-    return resolve_model(model, notify=lambda text: print(text, file=sys.stderr, flush=True))
+    return serve(order, locate, sys.stderr)
 
 
 def _listed(file: Given, name: str) -> list[str]:
