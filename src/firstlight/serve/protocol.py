@@ -86,6 +86,9 @@ class CompletionRequest(GenerationRequest):
     prompt: str | list[str] | list[int] | list[list[int]] = Field(
         description="A text, token ids, or several of either."
     )
+    max_tokens: int | None = Field(
+        None, ge=0, le=_MAX_COUNT, description="Most tokens of an answer; 16 if left out, 0 with echo only."
+    )
     echo: bool = Field(False, description="Put the prompt before the answer.")
     logprobs: int | None = Field(None, ge=0, description="Log-probabilities of this many tokens a place.")
 
