@@ -156,7 +156,11 @@ class _Watch:
 
 
 def _load(path: Path, resolved: Resolved, num_prompts: int, watch: _Watch) -> LLM:
+    from firstlight.base.environment import set_for_libraries
+    from firstlight.launch.commands import operator_variables
+
     watch("imports", detail="torch")
+    set_for_libraries(operator_variables(resolved.engine.threads))
     from firstlight.llm import LLM
 
     engine = msgspec.structs.asdict(resolved.engine)

@@ -31,7 +31,7 @@ class Console:
         self._is_live = stream.isatty()
         self._live_line = ""
         self._tracks: dict[int, PhaseTrack] = {}
-        self._mentioned_s: dict[int, float] = {}
+        self._mentioned: dict[int, ProgressLine] = {}  # by rank, the newest line that was said
 
     def say(self, text: str) -> None:
         """A whole line (or several); the live line stays below it."""
@@ -50,14 +50,14 @@ class Console:
         else:
             self._leave(line.rank, line.time_s)
             track = PhaseTrack(line, line)
-            self._mentioned_s[line.rank] = line.time_s
+            self._mentioned[line.rank] = line
         self._tracks[line.rank] = track
         if line.phase == READY:
             self._finish_live()
         elif self._is_live:
             self._show_live(self._describe(track, line.time_s))
-        elif line.time_s - self._mentioned_s[line.rank] >= _REPEAT_S:
-            self._mentioned_s[line.rank] = line.time_s
+        elif line.time_s - self._mentioned[line.rank].time_s >= _REPEAT_S:
+            self._mentioned[line.rank] = line
             self.say(self._describe(track, line.time_s))
 
     def opening(self, config: RunConfig) -> None:
@@ -93,7 +93,8 @@ class Console:
         if track is None or (now_s - track.first.time_s < 0.05 and not track.last.total):
             return
         self._finish_live()
-        self.say(self._describe(track, now_s))
+        if track.last is not self._mentioned[rank] or track.last is track.first:
+            self.say(self._describe(track, now_s))
 
     def _describe(self, track: PhaseTrack, now_s: float) -> str:
         last = track.last

@@ -56,6 +56,17 @@ def test_a_long_phase_is_mentioned_again_with_the_time_left() -> None:
     assert out.getvalue() == "   6.0 s  rank 1  weights     25 of 100 layers  4.2 layers/s  18 s left\n"
 
 
+def test_what_was_just_mentioned_is_not_said_again_at_the_end() -> None:
+    out = io.StringIO()
+    console = Console(out, 0.0, 1, has_keys=False)
+    console.progress(line(0.0, "weights", 0, 100, "layers"))
+    console.progress(line(6.0, "weights", 100, 100, "layers"))
+    console.progress(line(6.1, "kv"))
+    assert out.getvalue().count("weights") == 1
+    console.progress(line(6.5, "ready"))
+    assert out.getvalue().count("kv") == 1
+
+
 def test_a_terminal_gets_a_live_line_that_other_output_does_not_break() -> None:
     out = Terminal()
     console = Console(out, 0.0, 1, has_keys=False)
