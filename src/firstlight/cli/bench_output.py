@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,28 @@ ServerFlags = Annotated[
     list[str] | None,
     typer.Option(help="Flag for the server, as --flag=--threads=1; repeatable.", metavar="FLAG"),
 ]
+
+
+class Output:
+    """Where the results of one benchmark go. Made before anything is loaded: a bad path is said first."""
+
+    def __init__(self, kind: str, json: Path | None, png: Path | None = None) -> None:
+        from firstlight.bench.report import require_writable
+
+        require_writable(json, png)
+        self._kind, self._json, self._png = kind, json, png
+
+    def hand_over(
+        self, report: Any, *shown: Table | str, plot: Callable[[Any, Path], None] | None = None
+    ) -> None:
+        """Prints what is `shown`, and stores the numbers and the picture if they are wanted."""
+        from firstlight.bench.report import save_json
+
+        show(*shown)
+        if self._json is not None:
+            save_json(self._json, self._kind, report)
+        if self._png is not None and plot is not None:
+            plot(report, self._png)
 
 
 @contextmanager
