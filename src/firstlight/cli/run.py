@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TextIO
 import msgspec
 import typer
 
-from firstlight.base.errors import ResourceError, UsageError
+from firstlight.base.errors import ResourceError, UsageError, why_unreadable
 from firstlight.base.phases import READY, ProgressLine
 from firstlight.base.resolve import Given
 from firstlight.base.settings import ENGINE_SETTINGS, MODEL_SETTINGS
@@ -117,7 +117,8 @@ def _prompts(options: RunOptions) -> list[Prompt]:
             return read_prompts(file, str(options.input))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read {options.input}: {error}", "Give a file of JSON lines in UTF-8 with --input."
+            f"cannot read {options.input}: {why_unreadable(error)}",
+            "Give a file of JSON lines in UTF-8 with --input.",
         ) from error
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from firstlight.base.errors import UsageError
+from firstlight.base.errors import UsageError, why_unreadable
 from firstlight.base.resolve import Given
 from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
@@ -101,7 +101,8 @@ def _keys_in(path: str | Path | None) -> list[str]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read the API keys in {path}: {error}", "Give a text file with one key a line."
+            f"cannot read the API keys in {path}: {why_unreadable(error)}",
+            "Give a text file with one key a line.",
         ) from error
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
