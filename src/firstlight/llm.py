@@ -7,7 +7,7 @@ continuously, with a progress bar. Invariant: results come back in the order of 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +39,7 @@ from firstlight.text.stops import StopMatcher
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+OnPhase = Callable[..., None]
 
 
 @dataclass
@@ -57,8 +58,9 @@ class LLM:
     """A model in this process.
 
     `model` is a GGUF file, a Hugging Face folder, a hub id, or None for the embedded default. `engine` takes
-    the fields of `base.config.EngineSection`: max_model_len, kv_memory_bytes, threads, device, … Raises
-    `FirstlightError`s that say what to do.
+    the fields of `base.config.EngineSection`: max_model_len, kv_memory_bytes, threads, device, …
+    `on_phase(phase, done, total, unit, detail)` hears of every step, in place of the bars that `progress`
+    draws. Raises `FirstlightError`s that say what to do.
     """
 
     def __init__(
@@ -68,24 +70,29 @@ class LLM:
         dtype: str = "auto",
         chat_template: str | None = None,
         progress: bool = True,
+        on_phase: OnPhase | None = None,
         **engine: Any,
     ) -> None:
-        self._show_progress = progress
+        self._show_progress = progress and on_phase is None
+        self._on_phase = on_phase
         path = str(resolve_model(model))
         section = _engine_section(engine)
         checkpoint = open_checkpoint(path)
         require_fit(checkpoint, section)
         self.text = TextModel.load(path, chat_template)
-        with _progress("loading", "bytes", shown=progress) as bar:
+        with _progress("loading", "bytes", shown=self._show_progress) as bar:
             started = start(
                 checkpoint,
                 dtype,
                 section,
                 Group(),
-                lambda phase, done=0, total=0, unit="", detail="": bar(done, total) if total else None,
+                on_phase
+                or (lambda phase, done=0, total=0, unit="", detail="": bar(done, total) if total else None),
             )
         self.report = started.report
         self._core: EngineCore = started.core(started.runner.run)
+        if on_phase is not None:
+            on_phase("self-test")
         self_test(self._core)
 
     def generate(
@@ -132,6 +139,8 @@ class LLM:
                     assert outputs is not None, "the engine has work while requests are open"
                     num_done += sum(self._take(jobs[output.request_id], output) for output in outputs.outputs)
                     bar(num_done, len(jobs))
+                    if self._on_phase is not None:
+                        self._on_phase("generate", num_done, len(jobs), "requests")
         finally:
             # After an interrupt nothing may keep its pages.
             self._core.scheduler.abort_all()

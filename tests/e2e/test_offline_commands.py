@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from firstlight.base.phases import PHASES
 from support.serving import write_chat_gguf, write_chat_model
 
 
@@ -31,6 +32,10 @@ def test_one_prompt_gives_its_answer_and_nothing_else(model: Path) -> None:
     done = firstlight("run", "Hello", "--model", str(model), "--max-tokens", "8", "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\n")
+    phases = [line.split()[2] for line in done.stderr.splitlines()]
+    assert phases[0] == "imports", "it says what it does before torch is there"
+    assert phases[-1] == "generate"
+    assert set(phases) <= set(PHASES)
     again = firstlight("run", "Hello", "--model", str(model), "--max-tokens", "8", "--threads", "1")
     assert again.stdout == done.stdout
 
@@ -55,6 +60,8 @@ def test_a_file_of_prompts_is_answered_in_order(model: Path, tmp_path: Path) -> 
         (("--input", "/nowhere.jsonl"), 2, "cannot read /nowhere.jsonl"),
         (("x", "--output", "/nowhere/answers"), 5, "cannot write /nowhere/answers"),
         (("x", "--model", "./nowhere.gguf"), 3, "does not exist"),
+        (("x", "--chat-template", "/nowhere.jinja"), 2, "cannot be read"),
+        (("x", "--max-model-len", "1"), 2, "--max-model-len 1 is too short"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_loaded(

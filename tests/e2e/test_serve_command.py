@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,7 +120,32 @@ def test_a_rank_that_is_killed_ends_the_run_with_its_name(model: Path) -> None:
         rank = next(child for child in children_of(server) if "firstlight.engine.rank" in child.cmdline())
         rank.kill()
         assert server.wait() == 6
-    assert any("rank 0 was ended by SIGKILL" in line for line in server.lines)
+    said = [line for line in server.lines if "rank 0 was ended by SIGKILL" in line]
+    assert len(said) == 1
+    log = next(Path(line.split(" is ")[1]) for line in server.lines if "the log of rank 0 is" in line)
+    assert "was ended by SIGKILL" in log.read_text()
+    assert (log.parent / "api.log").exists()
+    assert not list(log.parent.glob("*.sock"))
+    shutil.rmtree(log.parent)
+
+
+def test_what_a_killed_launcher_left_goes_when_another_starts(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # a short path, for the sockets
+        monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+        monkeypatch.setenv("TMPDIR", place)
+        with RunningServer(model) as server:
+            children = children_of(server)
+            os.kill(server.pid, signal.SIGKILL)
+            assert_all_end(children)
+        (left,) = Path(place).glob("firstlight-*")
+        for path in (*left.iterdir(), left):
+            os.utime(path, (0, 0))
+        with RunningServer(model) as server:
+            assert not left.exists()
+            assert server.stop() == 0
+        assert list(Path(place).glob("firstlight-*")) == []
 
 
 def test_a_unix_socket(model: Path, tmp_path: Path) -> None:
@@ -187,4 +214,5 @@ def test_an_architecture_that_is_not_supported(model: Path, tmp_path: Path) -> N
 def test_too_little_memory_says_how_much_is_needed(model: Path) -> None:
     code, message = refused(str(model), "--port", "0", "--kv-memory", "1000T")
     assert code == 5, message
+    assert message.count("Not enough memory") == 1
     assert "what to do:" in message

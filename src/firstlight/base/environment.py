@@ -58,6 +58,12 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **extra}
 
 
+def set_for_libraries(variables: Mapping[str, str]) -> None:
+    """What libraries that will be loaded later read of the environment; what is set already stays."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
 def _value(name: str) -> str | None:
     return os.environ.get(name) or None
 

@@ -45,6 +45,13 @@ def as_sentence(text: str) -> str:
     return text if text.endswith(_ENDS) or not text else f"{text}."
 
 
+def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Why a text file could not be read, as the end of a sentence that has named the file."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8"
+    return error.strerror or str(error)
+
+
 class UsageError(FirstlightError):
     exit_code = 2
 

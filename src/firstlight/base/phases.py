@@ -27,6 +27,7 @@ PHASES = (
     "capture",
     "self-test",
     READY,
+    "generate",  # offline: answers instead of a server
     SERVING,
     DRAIN,
 )

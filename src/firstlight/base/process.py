@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -100,6 +101,19 @@ def start_child(
         preexec_fn=_preparation(os.getpid(), cores),
     )
     return Child(process)
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since the machine did; None if it has ended, or off Linux.
+
+    Together with its number this names a process for good.
+    """
+    try:
+        # The name of the program comes second, in parentheses, and may hold anything.
+        state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if state in (b"Z", b"X") else int(fields[18])
 
 
 def _preparation(parent_pid: int, cores: frozenset[int] | None) -> Callable[[], None]:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from firstlight.base.config import MIN_MODEL_LEN, EngineSection, ModelSection, ServerSection
-from firstlight.base.errors import UsageError
+from firstlight.base.errors import UsageError, why_unreadable
 from firstlight.base.settings import ALL_SETTINGS, SECTIONS, Setting
 
 # Keys of a TOML file that are not fields of a section, and the table they may stand in.
@@ -54,11 +54,12 @@ def read_toml(path: Path) -> Given:
     """The settings in a TOML file: flat keys, or in tables named after the sections."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read the config file {path}: {error.strerror}.", "Check the path given with --config."
+            f"cannot read the config file {path}: {why_unreadable(error)}.",
+            "Give a TOML file in UTF-8 with --config.",
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(
             f"{path} is not valid TOML: {error}", 'Write lines such as port = 9000 or model = "model.gguf".'
         ) from error

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import httptools
 
-from firstlight.base.errors import UsageError
+from firstlight.base.urls import server_address
 
 # Called with the time of arrival and the data of one event.
 OnEvent = Callable[[float, bytes], None]
@@ -36,14 +35,10 @@ class HttpClient:
     """Requests to one server. Make it and use it inside one event loop; `close` ends its connections."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise UsageError(
-                f"{url} is not the address of a server.", "Give one such as http://127.0.0.1:8000"
-            )
+        parts = server_address(url)
         self.base_url = f"{parts.scheme}://{parts.netloc}"
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        self._host, self._tls = parts.hostname, parts.scheme == "https"
+        self._host, self._tls = parts.hostname or "", parts.scheme == "https"
         self._port = parts.port or (443 if self._tls else 80)
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         self._head = f"Host: {parts.netloc}\r\n{key}Accept: */*\r\n"

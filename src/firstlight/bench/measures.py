@@ -95,15 +95,18 @@ def median(values: Iterable[float]) -> float:
     return percentile(sorted(values), 50)
 
 
-def linear_growth(points: Sequence[tuple[float, float]]) -> float:
-    """By how much y grows from the first x to the last on the straight line of least squares."""
-    if len(points) < 2:
+def peak_growth(points: Sequence[tuple[float, float]]) -> float:
+    """By how much the highest y of the last third of the time exceeds that of the first third.
+
+    For memory: an allocator gives back and takes again what it holds, so a line through all points rises
+    and falls with the moment; what leaks lifts the peaks.
+    """
+    if not points:
         return 0.0
-    mean_x = math.fsum(x for x, _ in points) / len(points)
-    mean_y = math.fsum(y for _, y in points) / len(points)
-    spread = math.fsum((x - mean_x) ** 2 for x, _ in points)
-    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
-    return slope * (points[-1][0] - points[0][0])
+    third = (points[-1][0] - points[0][0]) / 3
+    first = max(y for x, y in points if x <= points[0][0] + third)
+    last = max(y for x, y in points if x >= points[-1][0] - third)
+    return last - first
 
 
 def parse_limits(texts: Iterable[str]) -> dict[str, float]:

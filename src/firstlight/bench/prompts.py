@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from firstlight.base.errors import UsageError
+from firstlight.base.errors import UsageError, why_unreadable
 
 _EXPECTED = 'Each line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}.'
 
@@ -71,7 +71,8 @@ def read_requests(path: Path, api: str) -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read the prompts in {path}: {error}", "Check the path given with --prompts."
+            f"cannot read the prompts in {path}: {why_unreadable(error)}",
+            "Check the path given with --prompts.",
         ) from error
     requests = [
         _request(line, f"{path}:{number}", api) for number, line in enumerate(lines, 1) if line.strip()

@@ -18,7 +18,7 @@ import torch
 from rich.table import Table
 
 from firstlight.base.config import EngineSection
-from firstlight.base.errors import UsageError
+from firstlight.base.errors import UsageError, why_unreadable
 from firstlight.bench.in_process import logits_of, open_engine
 from firstlight.bench.measures import percentile
 from firstlight.bench.report import plain_table
@@ -80,7 +80,8 @@ def read_texts(path: Path | None = None) -> list[str]:
             content = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(
-                f"cannot read the texts in {path}: {error}", "Give a text file in UTF-8 with --texts."
+                f"cannot read the texts in {path}: {why_unreadable(error)}",
+                "Give a text file in UTF-8 with --texts.",
             ) from error
     texts = [text.strip("\n") for text in content.split("\n----\n")]
     return [text for text in texts if text.strip()]

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from firstlight.base.errors import EngineError
 from firstlight.bench.http_client import HttpClient
-from firstlight.bench.measures import linear_growth
+from firstlight.bench.measures import peak_growth
 from firstlight.bench.report import facts_table
 from firstlight.bench.server_process import ServerProcess
 from firstlight.bench.serving import fast_loop
@@ -91,7 +91,7 @@ async def _soak(
         failures=dict(traffic.failures.most_common(10)),
         left_over=left_over,
         memory=memory,
-        growth_bytes=linear_growth(settled),
+        growth_bytes=peak_growth(settled),
         allowed_growth_bytes=max(GROWTH_SHARE * mean, GROWTH_BYTES),
         problems=[],
     )
@@ -105,7 +105,7 @@ def problems(report: SoakReport, log: str) -> list[str]:
     found += [f"{name} is {value:g} when all is over" for name, value in report.left_over.items() if value]
     if report.growth_bytes > report.allowed_growth_bytes:
         found.append(
-            f"memory grew by {report.growth_bytes / 1e6:.1f} MB after the warm-up; "
+            f"the peak of memory grew by {report.growth_bytes / 1e6:.1f} MB after the warm-up; "
             f"{report.allowed_growth_bytes / 1e6:.1f} MB are allowed"
         )
     if not report.outcomes.get("completed"):
@@ -168,7 +168,7 @@ def table(report: SoakReport) -> Table:
         *((name, str(count)) for name, count in sorted(report.outcomes.items())),
         *((name.replace("_", " "), f"{value:g} at the end") for name, value in report.left_over.items()),
         ("memory", f"{last:,.0f} MB (PSS) at the end"),
-        ("growth", f"{report.growth_bytes / 1e6:+.1f} MB after the warm-up, fitted"),
+        ("growth", f"{report.growth_bytes / 1e6:+.1f} MB after the warm-up, peak to peak"),
         *(("problem", problem) for problem in report.problems),
     ]
     verdict = "NOT passed" if report.problems else "passed"

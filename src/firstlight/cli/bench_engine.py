@@ -14,12 +14,12 @@ import typer
 from firstlight.cli.bench_output import (
     JsonFile,
     ModelArgument,
+    Output,
     PngFile,
     ServerFlags,
-    locate,
     progress_bar,
-    show,
 )
+from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
 
 Threads = Annotated[int, typer.Option(help="Operator threads. 0: the usable cores.", min=0)]
@@ -54,9 +54,8 @@ def offline(options: OfflineOptions) -> None:
       firstlight bench offline model.gguf --batch 1 --batch 8 --length 128 --json sweep.json
     """
     from firstlight.bench.offline import OfflineOrder, bench_offline, plot, tables
-    from firstlight.bench.report import require_writable, save_json
 
-    require_writable(options.json, options.png)
+    output = Output("offline", options.json, options.png)
     order = OfflineOrder(
         model=locate(options.model),
         dtype=options.dtype,
@@ -68,11 +67,7 @@ def offline(options: OfflineOptions) -> None:
     )
     with progress_bar("points") as advance:
         report = bench_offline(order, advance)
-    show(*tables(report))
-    if options.json is not None:
-        save_json(options.json, "offline", report)
-    if options.png is not None:
-        plot(report, options.png)
+    output.hand_over(report, *tables(report), plot=plot)
 
 
 @dataclass
@@ -97,18 +92,13 @@ def startup(options: StartupOptions) -> None:
       firstlight bench startup
       firstlight bench startup model.gguf --runs 3 --cold --json start.json
     """
-    from firstlight.bench.report import require_writable, save_json
     from firstlight.bench.startup import bench_startup, plot, table
 
-    require_writable(options.json, options.png)
+    output = Output("startup", options.json, options.png)
     model = locate(options.model)
     with progress_bar("launches") as advance:
         report = bench_startup(model, options.flag or [], options.runs, cold=options.cold, on_run=advance)
-    show(table(report))
-    if options.json is not None:
-        save_json(options.json, "startup", report)
-    if options.png is not None:
-        plot(report, options.png)
+    output.hand_over(report, table(report), plot=plot)
 
 
 @dataclass
@@ -137,15 +127,12 @@ def quality(options: QualityOptions) -> int:
       firstlight bench quality model.gguf --goal 0.001 --json quality.json
     """
     from firstlight.bench.quality import bench_quality, read_texts, table
-    from firstlight.bench.report import require_writable, save_json
 
-    require_writable(options.json)
+    output = Output("quality", options.json)
     texts = read_texts(options.texts)
     with progress_bar("texts") as advance:
         report = bench_quality(locate(options.model), texts, options.threads, options.goal, advance)
-    show(table(report), "\n".join(["layouts:", *report.layouts]))
-    if options.json is not None:
-        save_json(options.json, "quality", report)
+    output.hand_over(report, table(report), "\n".join(["layouts:", *report.layouts]))
     return 0 if report.meets_goal else 1
 
 
@@ -171,13 +158,10 @@ def scheduler(options: SchedulerOptions) -> int:
       firstlight bench scheduler
       firstlight bench scheduler --running 64 --waiting 100000
     """
-    from firstlight.bench.report import require_writable, save_json
     from firstlight.bench.scheduler import bench_scheduler, table
 
-    require_writable(options.json)
+    output = Output("scheduler", options.json)
     queues = options.waiting or [0, 1_000, 10_000]
     report = bench_scheduler(options.running, queues, options.steps)
-    show(table(report))
-    if options.json is not None:
-        save_json(options.json, "scheduler", report)
+    output.hand_over(report, table(report))
     return 0 if report.meets_goal else 1

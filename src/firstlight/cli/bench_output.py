@@ -5,11 +5,10 @@ Used by the files of that group. Invariant: tables go to standard output, everyt
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,11 +28,26 @@ ServerFlags = Annotated[
 ]
 
 
-def locate(model: str | None) -> Path:
-    """A local path for the model that was asked for."""
-    from firstlight.facts.sources import resolve_model
+class Output:
+    """Where the results of one benchmark go. Made before anything is loaded: a bad path is said first."""
 
-    return resolve_model(model, notify=lambda text: print(text, file=sys.stderr, flush=True))
+    def __init__(self, kind: str, json: Path | None, png: Path | None = None) -> None:
+        from firstlight.bench.report import require_writable
+
+        require_writable(json, png)
+        self._kind, self._json, self._png = kind, json, png
+
+    def hand_over(
+        self, report: Any, *shown: Table | str, plot: Callable[[Any, Path], None] | None = None
+    ) -> None:
+        """Prints what is `shown`, and stores the numbers and the picture if they are wanted."""
+        from firstlight.bench.report import save_json
+
+        show(*shown)
+        if self._json is not None:
+            save_json(self._json, self._kind, report)
+        if self._png is not None and plot is not None:
+            plot(report, self._png)
 
 
 @contextmanager

@@ -14,12 +14,12 @@ import typer
 from firstlight.cli.bench_output import (
     JsonFile,
     ModelArgument,
+    Output,
     PngFile,
     ServerFlags,
-    locate,
     progress_bar,
-    show,
 )
+from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
 
 
@@ -80,11 +80,10 @@ def serving(options: ServingOptions) -> int:
     from firstlight.base import environment
     from firstlight.bench.measures import parse_limits
     from firstlight.bench.prompts import SyntheticPrompts
-    from firstlight.bench.report import require_writable, save_json
     from firstlight.bench.serving import ServingOrder, bench_serving
     from firstlight.bench.serving_report import plot, tables
 
-    require_writable(options.json, options.png)
+    output = Output("serving", options.json, options.png)
     is_default = options.concurrency is None and options.rate is None
     order = ServingOrder(
         url=options.url,
@@ -106,11 +105,7 @@ def serving(options: ServingOptions) -> int:
     )
     with progress_bar("requests") as advance:
         report = bench_serving(order, advance)
-    show(*tables(report))
-    if options.json is not None:
-        save_json(options.json, "serving", report)
-    if options.png is not None:
-        plot(report, options.png)
+    output.hand_over(report, *tables(report), plot=plot)
     return 1 if report.num_errors else 0
 
 
@@ -138,10 +133,9 @@ def soak(options: SoakOptions) -> int:
       firstlight bench soak
       firstlight bench soak model.gguf --minutes 5 --clients 32 --png soak.png
     """
-    from firstlight.bench.report import require_writable, save_json
     from firstlight.bench.soak import SoakOrder, bench_soak, plot, table
 
-    require_writable(options.json, options.png)
+    output = Output("soak", options.json, options.png)
     order = SoakOrder(
         model=locate(options.model),
         minutes=options.minutes,
@@ -151,9 +145,5 @@ def soak(options: SoakOptions) -> int:
     )
     with progress_bar("seconds") as advance:
         report = bench_soak(order, advance)
-    show(table(report))
-    if options.json is not None:
-        save_json(options.json, "soak", report)
-    if options.png is not None:
-        plot(report, options.png)
+    output.hand_over(report, table(report), plot=plot)
     return 1 if report.problems else 0

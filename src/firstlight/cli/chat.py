@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from firstlight.cli.chat_client import ChatClient
 
 _HELP = "/reset forgets the conversation, /system TEXT sets the instruction, /quit or Ctrl-D leaves."
+_LEAVE = ("/quit", "/exit")
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -46,7 +47,8 @@ class ChatOptions:
 def chat(options: ChatOptions) -> None:
     """Talk to a running server in this terminal; the answer appears as it is generated.
 
-    With its input from a pipe, each line is a message and only the answers are printed.
+    With its input from a pipe, each line is a message or a command, and only answers go to
+    standard output.
 
     Examples:
       firstlight chat
@@ -69,9 +71,7 @@ def chat(options: ChatOptions) -> None:
         if sys.stdin.isatty():
             _interactive(conversation)
         else:
-            for line in sys.stdin:
-                if line.strip():
-                    conversation.ask(line.rstrip("\n"))
+            _from_pipe(conversation, sys.stdin)
 
 
 class Conversation:
@@ -133,6 +133,17 @@ class Conversation:
         return "".join(answer), note
 
 
+def _from_pipe(conversation: Conversation, lines: Iterable[str]) -> None:
+    """Each line is a message or a command; an error ends it all, as nobody is there to go on."""
+    for line in map(str.strip, lines):
+        if line in _LEAVE:
+            return
+        if _is_command(line):
+            print(_command(conversation, line), file=sys.stderr)
+        elif line:
+            conversation.ask(line)
+
+
 def _interactive(conversation: Conversation, read: Callable[[str], str] | None = None) -> None:
     if read is None:
         import readline  # noqa: F401  gives `input` line editing and a history
@@ -148,7 +159,7 @@ def _interactive(conversation: Conversation, read: Callable[[str], str] | None =
         except KeyboardInterrupt:
             print(" (Ctrl-D leaves)")
             continue
-        if text in ("/quit", "/exit"):
+        if text in _LEAVE:
             return
         if text:
             _answer(conversation, text)
@@ -156,7 +167,7 @@ def _interactive(conversation: Conversation, read: Callable[[str], str] | None =
 
 def _answer(conversation: Conversation, text: str) -> None:
     """One turn at the terminal: an error or an interrupt ends the turn, not the conversation."""
-    if text.startswith("/"):
+    if _is_command(text):
         print(_command(conversation, text))
         return
     try:
@@ -167,12 +178,18 @@ def _answer(conversation: Conversation, text: str) -> None:
         print(f"error: {error.explain()}", file=sys.stderr)
 
 
+def _is_command(text: str) -> bool:
+    """Whether the first word is a slash and letters: /reset, but not /etc/hosts."""
+    word = text.split(maxsplit=1)[0] if text else ""
+    return word.startswith("/") and word[1:].isalpha()
+
+
 def _command(conversation: Conversation, text: str) -> str:
-    name, _, rest = text.partition(" ")
+    name, *rest = text.split(maxsplit=1)
     if name == "/reset":
         conversation.reset()
         return "(forgotten)"
     if name == "/system":
-        conversation.system = rest.strip() or None
+        conversation.system = rest[0].strip() if rest else None
         return "(instruction set)" if conversation.system else "(instruction removed)"
     return _HELP

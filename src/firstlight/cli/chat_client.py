@@ -14,6 +14,8 @@ from typing import Any, Self
 import httpx
 
 from firstlight.base.errors import EngineError, ResourceError, UsageError
+from firstlight.base.program import program
+from firstlight.base.urls import server_address
 
 _CONNECT_S = 5.0
 _BETWEEN_PIECES_S = 300.0
@@ -41,7 +43,7 @@ class ChatClient:
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(_BETWEEN_PIECES_S, connect=_CONNECT_S)
-        self._url = url.rstrip("/").removesuffix("/v1")
+        self._url = server_address(url).geturl().rstrip("/").removesuffix("/v1")
         self._http = httpx.Client(base_url=self._url, headers=headers, timeout=timeout, transport=transport)
         self._on_wait = on_wait
 
@@ -86,7 +88,7 @@ class ChatClient:
     def _unreachable(self, error: httpx.HTTPError) -> ResourceError:
         return ResourceError(
             f"no answer from {self._url}: {str(error) or type(error).__name__}.",
-            "Start a server with `firstlight serve`, or give the address of one with --url.",
+            f"Start a server with `{program()} serve`, or give the address of one with --url.",
         )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from firstlight.base.errors import UsageError
+from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
@@ -52,16 +53,17 @@ def convert(options: ConvertOptions) -> None:
       firstlight convert model.gguf folder
       firstlight convert default smollm2 --dtype f32
     """
+    from firstlight.facts.checkpoint import open_checkpoint
     from firstlight.facts.memory import format_bytes
-    from firstlight.facts.sources import resolve_model
     from firstlight.text.model import TextModel
 
     if options.target.exists():  # before a download, and before torch is loaded
         raise UsageError(f"{options.target} exists already.", "Give a new folder, or remove this one first.")
     asked = None if options.source == DEFAULT and not Path(DEFAULT).exists() else options.source
-    path = resolve_model(asked, notify=lambda text: print(text, file=sys.stderr))
+    path = locate(asked)
     if path.is_dir():
         raise UsageError(f"{path} is a folder already; only GGUF files are converted.", "Give a GGUF file.")
+    open_checkpoint(path)  # before the tokenizer: what is no model is called that
     tokenizer_json = TextModel.load(path).tokenizer_json()
 
     from firstlight.loading.convert import convert_gguf  # loads torch

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Self, TextIO
 
 import msgspec
 import typer
 
-from firstlight.base.errors import ResourceError, UsageError
+from firstlight.base.errors import ResourceError, UsageError, why_unreadable
+from firstlight.base.phases import READY, ProgressLine
 from firstlight.base.resolve import Given
 from firstlight.base.settings import ENGINE_SETTINGS, MODEL_SETTINGS
+from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
 from firstlight.cli.prompts_file import Prompt, answer_line, read_prompts
 
@@ -83,15 +86,21 @@ def run(options: RunOptions, flags: Given) -> None:
     """
     from firstlight.base.resolve import read_toml, resolve
     from firstlight.facts.machine import inspect_machine
+    from firstlight.launch.files import check_template
 
     file = read_toml(options.config) if options.config else Given({}, "no file")
     prompts = _prompts(options)
     params = _sampling(options)
     cores = inspect_machine(with_gpus=False).num_usable_cores
     resolved = resolve([flags, file], cores)
+    if resolved.model.chat_template is not None:
+        check_template(resolved.model.chat_template)
     with _output(options.output) as output:
-        llm = _load(options.model or file.values.get("model"), resolved, len(prompts))
-        for prompt, answer in zip(prompts, _answers(llm, prompts, params, options), strict=True):
+        path = locate(options.model or file.values.get("model"))
+        with _Watch(sys.stderr) as watch:
+            llm = _load(path, resolved, len(prompts), watch)
+            answers = _answers(llm, prompts, params, options)
+        for prompt, answer in zip(prompts, answers, strict=True):
             output.write(
                 _shown(prompt, answer, as_json=options.input is not None or options.output is not None)
             )
@@ -108,7 +117,8 @@ def _prompts(options: RunOptions) -> list[Prompt]:
             return read_prompts(file, str(options.input))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read {options.input}: {error}", "Give a file of JSON lines in UTF-8 with --input."
+            f"cannot read {options.input}: {why_unreadable(error)}",
+            "Give a file of JSON lines in UTF-8 with --input.",
         ) from error
 
 
@@ -124,13 +134,46 @@ def _sampling(options: RunOptions) -> SamplingParams:
     )
 
 
-def _load(model: str | None, resolved: Resolved, num_prompts: int) -> LLM:
+class _Watch:
+    """Shows where the run is, in the lines of `serve`: each call is a report of progress."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from firstlight.launch.console import Console
+
+        self._console = Console(stream, time.monotonic(), num_ranks=1, has_keys=False)
+
+    def __call__(self, phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = "") -> None:
+        self._console.progress(
+            ProgressLine(
+                time_s=time.monotonic(), rank=0, phase=phase, done=done, total=total, unit=unit, detail=detail
+            )
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self(READY)  # closes the line of the last phase
+
+
+def _load(path: Path, resolved: Resolved, num_prompts: int, watch: _Watch) -> LLM:
+    from firstlight.base.environment import set_for_libraries
+    from firstlight.launch.commands import operator_variables
+
+    watch("imports", detail="torch")
+    set_for_libraries(operator_variables(resolved.engine.threads))
     from firstlight.llm import LLM
 
     engine = msgspec.structs.asdict(resolved.engine)
     del engine["tensor_parallel"]
     engine["max_queue"] = max(engine["max_queue"], num_prompts)
-    return LLM(model, dtype=resolved.model.dtype, chat_template=resolved.model.chat_template, **engine)
+    return LLM(
+        str(path),
+        dtype=resolved.model.dtype,
+        chat_template=resolved.model.chat_template,
+        on_phase=watch,
+        **engine,
+    )
 
 
 def _answers(

@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-from firstlight.base.errors import UsageError
+from firstlight.base.errors import UsageError, why_unreadable
 from firstlight.base.resolve import Given
+from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
 
 
@@ -80,13 +81,7 @@ def serve(options: ServeOptions, flags: Given) -> int:
         cores=machine.physical_cores,
         debug=options.debug or file.values.get("debug") is True,
     )
-    return serve(order, _locate, sys.stderr)
-
-
-def _locate(model: str | None) -> Path:
-    from firstlight.facts.sources import resolve_model
-
-    return resolve_model(model, notify=lambda text: print(text, file=sys.stderr, flush=True))
+    return serve(order, locate, sys.stderr)
 
 
 def _listed(file: Given, name: str) -> list[str]:
@@ -106,7 +101,8 @@ def _keys_in(path: str | Path | None) -> list[str]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read the API keys in {path}: {error}", "Give a text file with one key a line."
+            f"cannot read the API keys in {path}: {why_unreadable(error)}",
+            "Give a text file with one key a line.",
         ) from error
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:

@@ -40,9 +40,10 @@ def main() -> int:
         _run(config, rank, box)
     except Exception as error:  # noqa: BLE001 - the top of the process: it becomes the last words
         write_failure(run_dir, name, error)
-        if config.debug:
-            traceback.print_exc()
-        return error.exit_code if isinstance(error, FirstlightError) else 1
+        code = error.exit_code if isinstance(error, FirstlightError) else FirstlightError.exit_code
+        if config.debug or code == FirstlightError.exit_code:
+            traceback.print_exc()  # not seen without --debug, but kept in its log
+        return code
     return 0
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from firstlight.base.errors import ModelFileError
+from firstlight.base.errors import ModelFileError, why_unreadable
 from firstlight.facts.remedies import CHECK_CONFIG, CHECK_FILE
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
@@ -30,7 +30,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
             )
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"{path} cannot be read: {error}", CHECK_FILE) from error
+        raise ModelFileError(f"{path} cannot be read: {why_unreadable(error)}", CHECK_FILE) from error
     if text.startswith("version https://git-lfs"):
         raise lfs_pointer(path)
     try:

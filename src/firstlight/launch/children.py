@@ -10,7 +10,8 @@ import contextlib
 import selectors
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -30,6 +31,7 @@ from firstlight.launch.progress import ProgressTail
 from firstlight.launch.verdict import title
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MAX_HELD_LINES = 1000
 _BUSY_WAIT_S = 0.05
 _SERVING_WAIT_S = 0.5
 
@@ -58,6 +60,10 @@ class Children:
         self._start = start
         self._running: dict[str, tuple[Child, ChildOutput]] = {}
         self._num_stops = 0
+        self._is_ready = False
+        # What the api process printed during the start: until it is ready the launcher speaks for the run, so
+        # that the reason why a start fails is said once.
+        self._held: deque[str] = deque(maxlen=_MAX_HELD_LINES)
 
     def __enter__(self) -> Self:
         self._selector = selectors.DefaultSelector()
@@ -113,6 +119,9 @@ class Children:
     def announce(self) -> None:
         """Tell the person."""
         self._console.ready(self._config, self._clock.now_s())
+        self._is_ready = True
+        self._say_all(self._held)
+        self._held.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._num_stops += 1
@@ -129,11 +138,16 @@ class Children:
         if output.has_ended:
             self._selector.unregister(output.fd)
         if name == API:
-            for line in lines:
-                self._console.say(line)
+            if self._is_ready or self._config.debug:
+                self._say_all(lines)
+            else:
+                self._held.extend(lines)
         elif self._config.debug:
-            for line in lines:
-                self._console.say(f"{title(name)}: {line}")
+            self._say_all([f"{title(name)}: {line}" for line in lines])
+
+    def _say_all(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._console.say(line)
 
     def _progress(self) -> list[Event]:
         events: list[Event] = []

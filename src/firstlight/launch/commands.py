@@ -62,8 +62,12 @@ def core_shares(cores: Sequence[int], ranks: int) -> list[frozenset[int] | None]
 
 def _rank_spec(config: RunConfig, rank: int, cores: frozenset[int] | None) -> ChildSpec:
     command = (*_python("firstlight.engine.rank"), "--run-dir", config.run_dir, "--rank", str(rank))
-    variables = {**_threads(config.engine.threads), "GOMP_SPINCOUNT": SPIN_COUNT}
-    return ChildSpec(rank_name(rank), command, variables, cores=cores)
+    return ChildSpec(rank_name(rank), command, operator_variables(config.engine.threads), cores=cores)
+
+
+def operator_variables(threads: int) -> dict[str, str]:
+    """What the libraries of the operators must find in the environment when they are loaded."""
+    return {**_threads(threads), "GOMP_SPINCOUNT": SPIN_COUNT}
 
 
 def _api_spec(config: RunConfig, listener_fd: int) -> ChildSpec:

@@ -11,6 +11,7 @@ from typing import TextIO
 from firstlight import __version__
 from firstlight.base.config import RunConfig
 from firstlight.base.phases import READY, ProgressLine
+from firstlight.base.program import program
 from firstlight.launch.progress import PhaseTrack
 from firstlight.launch.ready_card import base_url, ready_card
 
@@ -30,7 +31,7 @@ class Console:
         self._is_live = stream.isatty()
         self._live_line = ""
         self._tracks: dict[int, PhaseTrack] = {}
-        self._mentioned_s: dict[int, float] = {}
+        self._mentioned: dict[int, ProgressLine] = {}  # by rank, the newest line that was said
 
     def say(self, text: str) -> None:
         """A whole line (or several); the live line stays below it."""
@@ -49,14 +50,14 @@ class Console:
         else:
             self._leave(line.rank, line.time_s)
             track = PhaseTrack(line, line)
-            self._mentioned_s[line.rank] = line.time_s
+            self._mentioned[line.rank] = line
         self._tracks[line.rank] = track
         if line.phase == READY:
             self._finish_live()
         elif self._is_live:
             self._show_live(self._describe(track, line.time_s))
-        elif line.time_s - self._mentioned_s[line.rank] >= _REPEAT_S:
-            self._mentioned_s[line.rank] = line.time_s
+        elif line.time_s - self._mentioned[line.rank].time_s >= _REPEAT_S:
+            self._mentioned[line.rank] = line
             self.say(self._describe(track, line.time_s))
 
     def opening(self, config: RunConfig) -> None:
@@ -73,7 +74,8 @@ class Console:
         details = [track.last.detail for track in self._tracks.values() if track.last.phase == READY]
         for detail in filter(None, details):
             self.say(detail)
-        self.say(ready_card(config, now_s - self._start_s, has_keys=self._has_keys))
+        took_s = now_s - self._start_s
+        self.say(ready_card(config, took_s, has_keys=self._has_keys, program=program()))
 
     def failed(self, explanation: str) -> None:
         """The run is over, and not because somebody wanted it."""
@@ -91,7 +93,8 @@ class Console:
         if track is None or (now_s - track.first.time_s < 0.05 and not track.last.total):
             return
         self._finish_live()
-        self.say(self._describe(track, now_s))
+        if track.last is not self._mentioned[rank] or track.last is track.first:
+            self.say(self._describe(track, now_s))
 
     def _describe(self, track: PhaseTrack, now_s: float) -> str:
         last = track.last
@@ -129,7 +132,8 @@ def _counted(count: int, noun: str) -> str:
 def _amount(value: float, unit: str, *, short: bool = False) -> str:
     """A value with its unit; `short` leaves out the unit of a plain count."""
     if unit != "bytes":
-        return f"{value:.0f}" if short else f"{value:.0f} {unit}".rstrip()
+        number = f"{value:.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+        return number if short else f"{number} {unit}".rstrip()
     for prefix in _PREFIXES[:-1]:
         if value < 1000:
             return f"{value:.0f} {prefix}B" if not prefix else f"{value:.1f} {prefix}B"

@@ -23,8 +23,8 @@ def base_url(server: ServerSection) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
 
 
-def ready_card(config: RunConfig, took_s: float, *, has_keys: bool) -> str:
-    """Several lines for a person."""
+def ready_card(config: RunConfig, took_s: float, *, has_keys: bool, program: str) -> str:
+    """Several lines for a person, who calls `program` for this one."""
     name = config.model.served_names[0]
     url = base_url(config.server)
     place = f"{url}/v1" + (f" through {config.server.uds}" if config.server.uds else "")
@@ -38,7 +38,7 @@ def ready_card(config: RunConfig, took_s: float, *, has_keys: bool) -> str:
     ]
     if config.server.uds is None:
         address = "" if url == "http://127.0.0.1:8000" else f" --url {url}"
-        lines.insert(-1, f"  firstlight chat{address} talks to it in another terminal.")
+        lines.insert(-1, f"  {program} chat{address} talks to it in another terminal.")
     if has_keys:
         lines.insert(-1, f"  Requests need a key: put yours into {API_KEY}.")
     return "\n".join(lines)

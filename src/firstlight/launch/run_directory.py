@@ -1,7 +1,8 @@
 """The private directory of one run: configuration, secrets, sockets, progress and last words.
 
-Made by `launch.serve`, read by the children. Invariant: only our user can enter it (mode 0700), and its path
-is short enough for the Unix sockets inside.
+Made by `launch.serve`, read by the children. After a failure it stays, with the logs; a later start removes
+it. Invariants: only our user can enter it (mode 0700), and its path is short enough for the Unix sockets
+inside; nothing is removed but directories of ours whose launcher has ended.
 """
 
 from __future__ import annotations
@@ -10,31 +11,63 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from firstlight.base import environment
 from firstlight.base.config import API_KEYS_FILE
 from firstlight.base.errors import ResourceError
+from firstlight.launch.run_record import ended_run, write_record
 
+_PREFIX = "firstlight-"
+# What is left of ended runs, for who looks into a crash.
+_KEPT_RUNS = 5
+_KEPT_S = 24 * 3600
 _MAX_SOCKET_PATH = 107  # bytes of sun_path without its end
 _LONGEST_SOCKET_NAME = "/requests.sock"
 
 
-def make_run_directory() -> Path:
+class RunDirectory:
+    """A run's directory at `path`, marked as in use until it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock_fd = write_record(path)
+
+    def close(self, *, keep_logs: bool) -> None:
+        """Remove it; with `keep_logs` only secrets and sockets go, for who looks into a crash."""
+        os.close(self._lock_fd)
+        if not keep_logs:
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        for path in [self.path / API_KEYS_FILE, *self.path.glob("*.sock")]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def make_run_directory() -> RunDirectory:
     """A new private directory under the user's runtime folder, or the temporary one."""
-    candidates = [environment.runtime_directory(), Path(tempfile.gettempdir()), Path("/tmp")]
     problem = "its path is too long for Unix sockets"
-    for parent in candidates:
-        if parent is None or not _fits(parent):
+    for parent in _parents():
+        if not _fits(parent):
             continue
         try:
-            return Path(tempfile.mkdtemp(prefix="firstlight-", dir=parent))
+            return RunDirectory(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)))
         except OSError as error:
             problem = f"{parent}: {error.strerror}"
     raise ResourceError(
         f"cannot make a private run directory: {problem}.", "Set TMPDIR to a short, writable folder."
     )
+
+
+def remove_ended_runs() -> None:
+    """Removes what ended runs of ours left, but for the newest few of the last day. Never fails."""
+    ended = [(_last_write_s(path), path) for parent in _parents() for path in _ended_runs(parent)]
+    newest_first = sorted(ended, reverse=True)
+    for place, (written_s, path) in enumerate(newest_first):
+        if place >= _KEPT_RUNS or time.time() - written_s > _KEPT_S:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def write_api_keys(run_dir: Path, keys: Sequence[str]) -> None:
@@ -44,16 +77,29 @@ def write_api_keys(run_dir: Path, keys: Sequence[str]) -> None:
         file.writelines(f"{key}\n" for key in keys)
 
 
-def remove_run_directory(run_dir: Path, *, keep_logs: bool) -> None:
-    """Remove the directory; with `keep_logs` only the secrets and sockets go, for who looks into a crash."""
-    if not keep_logs:
-        shutil.rmtree(run_dir, ignore_errors=True)
-        return
-    for path in [run_dir / API_KEYS_FILE, *run_dir.glob("*.sock")]:
-        with contextlib.suppress(OSError):
-            path.unlink()
+def _parents() -> list[Path]:
+    """Where run directories are made, the best place first."""
+    candidates = [environment.runtime_directory(), Path(tempfile.gettempdir()), Path("/tmp")]
+    return list(dict.fromkeys(parent for parent in candidates if parent is not None))
+
+
+def _ended_runs(parent: Path) -> list[Path]:
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        return [
+            parent / entry.name
+            for entry in entries
+            if entry.name.startswith(_PREFIX) and ended_run(parent / entry.name) is not None
+        ]
+    return []
+
+
+def _last_write_s(run_dir: Path) -> float:
+    """When something in it was last written, in Unix time; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return max(path.lstat().st_mtime for path in (run_dir, *run_dir.iterdir()))
+    return 0.0
 
 
 def _fits(parent: Path) -> bool:
-    longest = os.fsencode(parent / "firstlight-12345678") + _LONGEST_SOCKET_NAME.encode()
+    longest = os.fsencode(parent / f"{_PREFIX}12345678") + _LONGEST_SOCKET_NAME.encode()
     return len(longest) <= _MAX_SOCKET_PATH

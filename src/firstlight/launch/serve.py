@@ -1,14 +1,14 @@
 """`firstlight serve` without its flags: bind, locate the model, start the children, follow them to the end.
 
-Called by the cli. Invariant: the public socket listens before anything slow begins, and whatever happens the
-run directory and a Unix socket are cleaned up.
+Called by the cli. Invariant: the public socket listens before anything slow begins, and whatever happens a
+Unix socket is removed, and the run directory too, unless it holds the logs of a failure.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -25,9 +25,10 @@ from firstlight.launch.console import Console
 from firstlight.launch.control import LaunchState
 from firstlight.launch.files import check_files
 from firstlight.launch.listen import bound_port, listen
-from firstlight.launch.run_directory import make_run_directory, remove_run_directory, write_api_keys
+from firstlight.launch.logs import log_path, write_logs
+from firstlight.launch.run_directory import make_run_directory, remove_ended_runs, write_api_keys
 from firstlight.launch.supervisor import supervise
-from firstlight.launch.verdict import Verdict, title, verdict
+from firstlight.launch.verdict import FAILURE_CODES, Verdict, title, verdict
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,19 +56,24 @@ def serve(
         server = msgspec.structs.replace(order.resolved.server, port=bound_port(listener))
         path = locate(order.model)
         _require_servable(path, order.resolved.engine)
-        run_dir = make_run_directory()
-        end: Verdict | None = None
+        remove_ended_runs()
+        directory = make_run_directory()
+        has_failed = False
         try:
-            config = _write_run(order, server, path, run_dir)
+            config = _write_run(order, server, path, directory.path)
             console.opening(config)
             specs = child_specs(config, listener.fileno(), order.cores)
             initial = LaunchState(running=tuple(spec.name for spec in specs), drain_s=server.drain_s)
             with Children(config, specs, console, clock) as children:
-                end = verdict(supervise(initial, children, clock))
-            return _close(end, run_dir, console, order.debug)
+                state = supervise(initial, children, clock)
+            end = verdict(state)
+            has_failed = end.failure is not None and end.failure.exit_code in FAILURE_CODES
+            if has_failed:
+                write_logs(directory.path, state.deaths)
+            _say_end(end, directory.path, console)
+            return end.exit_code
         finally:
-            is_unexplained = end is not None and end.death is not None and end.death.failure is None
-            remove_run_directory(run_dir, keep_logs=is_unexplained)
+            directory.close(keep_logs=has_failed)
     finally:
         listener.close()
         if order.resolved.server.uds is not None:
@@ -98,19 +104,12 @@ def _write_run(order: Order, server: ServerSection, path: Path, run_dir: Path) -
     return config
 
 
-def _close(end: Verdict, run_dir: Path, console: Console, debug: bool) -> int:
-    """Say how it ended; where nobody left last words, keep the last lines of output for a person to read."""
+def _say_end(end: Verdict, run_dir: Path, console: Console) -> None:
+    """How it ended, and after a failure where to read more."""
     if end.failure is None or end.death is None:
         console.closing()
-        return end.exit_code
-    error = EngineError(end.failure.message, end.failure.hint)
-    console.failed(error.explain())
-    if end.death.failure is None and end.death.last_lines:
-        log = run_dir / f"{end.death.name}.log"
-        _write_lines(log, end.death.last_lines)
-        console.say(f"  the last output of {title(end.death.name)} is in {log}")
-    return end.exit_code
-
-
-def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return
+    console.failed(EngineError(end.failure.message, end.failure.hint).explain())
+    log = log_path(run_dir, end.death.name)
+    if log.exists():
+        console.say(f"  the log of {title(end.death.name)} is {log}")

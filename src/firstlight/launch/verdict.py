@@ -16,8 +16,8 @@ from firstlight.launch.commands import title
 from firstlight.launch.control import Death, LaunchState
 
 _INTERRUPTED = 130
-# What a rank says when it loses another one, or when something unforeseen broke.
-_LATE_COMPLAINTS = {EngineError.exit_code, FirstlightError.exit_code}
+# Nobody's mistake but ours: what a rank says when it loses another one, or when something unforeseen broke.
+FAILURE_CODES = frozenset({EngineError.exit_code, FirstlightError.exit_code})
 _NATIVE_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 
 
@@ -42,7 +42,7 @@ def verdict(state: LaunchState) -> Verdict:
 
 def _place(death: Death) -> tuple[int, float]:
     """Where a death stands in the order of likely causes; the smallest is the cause."""
-    if death.failure is not None and death.failure.exit_code not in _LATE_COMPLAINTS:
+    if death.failure is not None and death.failure.exit_code not in FAILURE_CODES:
         return 0, death.time_s
     if death.told:
         return 4, death.time_s

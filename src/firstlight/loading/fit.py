@@ -47,8 +47,11 @@ def _can_share(checkpoint: Checkpoint, num_ranks: int) -> bool:
 
 def _too_many_ranks(checkpoint: Checkpoint, asked: int, possible: list[int]) -> UsageError:
     description = checkpoint.description
-    heads = f"{description.num_heads} attention heads that share {description.num_kv_heads} key-value heads"
-    if asked > description.num_kv_heads:
+    kv_heads = description.num_kv_heads
+    heads = (
+        f"{description.num_heads} attention heads and {kv_heads} key-value head{'s' if kv_heads > 1 else ''}"
+    )
+    if asked > kv_heads:
         reason = "each rank needs a key-value head of its own"
     else:
         reason = f"that many ranks would cut through blocks of its {', '.join(checkpoint.formats)} weights"

@@ -35,7 +35,6 @@ from firstlight.serve.metrics import Metrics
 from firstlight.serve.sampling import DEFAULTED
 from firstlight.serve.server import Server
 from firstlight.text.model import TextModel
-from firstlight.text.wording import sentence
 
 CLOSE_MARGIN_S = 2.0  # after the engine's deadline, for the last bytes to clients
 DRAIN_LOOK_S = 0.02
@@ -156,7 +155,7 @@ def check_tls(limits: ServerSection) -> None:
     except OSError as error:  # ssl.SSLError is one too
         reason = error.strerror or str(error)
         raise UsageError(
-            f"The TLS files {limits.tls_cert} and {limits.tls_key} cannot be used: {sentence(reason)}",
+            f"The TLS files {limits.tls_cert} and {limits.tls_key} cannot be used: {reason}",
             "Give a certificate chain and its unencrypted private key, both in PEM form.",
         ) from error
 
@@ -166,9 +165,11 @@ def make_server(config: RunConfig) -> Server:
     metrics = Metrics()
     checkpoint = open_checkpoint(config.model.path)
     defaults = {name: value for name, value in checkpoint.generation_defaults.items() if name in DEFAULTED}
+    text = TextModel.load(config.model.path, config.model.chat_template)
+    text.check_template()
     return Server(
         config,
-        TextModel.load(config.model.path, config.model.chat_template),
+        text,
         EngineClient(config.run_dir, metrics.on_step),
         metrics,
         frozenset(checkpoint.description.eos_token_ids),

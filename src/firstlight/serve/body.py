@@ -12,7 +12,6 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from firstlight.base.errors import RequestError
-from firstlight.text.wording import sentence
 
 _DECODER = msgspec.json.Decoder()
 
@@ -30,8 +29,9 @@ def decode_json(body: bytes) -> dict[str, Any]:
     try:
         value = _DECODER.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        reason = sentence(_explain(body, error))
-        raise RequestError(f"The body is not valid JSON: {reason}", code="invalid_json") from None
+        raise RequestError(
+            f"The body is not valid JSON: {_explain(body, error)}", code="invalid_json"
+        ) from None
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object, {...}.", code="invalid_json")
     return value
@@ -44,7 +44,7 @@ def _explain(body: bytes, error: Exception) -> str:
         body.decode()
     except UnicodeDecodeError as fault:
         return f"byte {fault.start} is not UTF-8; JSON is always sent as UTF-8"
-    text = str(error).removeprefix("JSON is malformed: ")
+    text = str(error).removeprefix("JSON is malformed: ").partition(" - at `$")[0]
     if "truncated" in text:
         return "it is cut short, or a \\u escape in it is half of a surrogate pair"
     return f"{text[:1].lower()}{text[1:]}"

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from firstlight.base.errors import RequestError
+from firstlight.base.errors import RequestError, as_sentence
 from firstlight.engine.messages import (
     FINISH_ERROR,
     FINISH_REJECTED,
@@ -36,7 +36,6 @@ from firstlight.engine.messages import (
     encode,
 )
 from firstlight.serve.errors import STOPPING_AFTER_FAILURE
-from firstlight.text.wording import sentence
 
 log = logging.getLogger(__name__)
 OnOutput = Callable[[SequenceOutput], None]
@@ -199,7 +198,7 @@ class EngineClient:
     def unavailable(self) -> RequestError:
         """Why the engine does not serve, and when to ask again."""
         if self.failure is not None:
-            text = f"The engine failed: {sentence(self.failure.message)} {self.failure.hint}".strip()
+            text = f"The engine failed: {as_sentence(self.failure.message)} {self.failure.hint}".strip()
             return _unavailable(f"{text} {STOPPING_AFTER_FAILURE}", "engine_failed", 10.0)
         if self.is_draining:
             message = "The server is shutting down and takes no new requests; ask another one, or come back."

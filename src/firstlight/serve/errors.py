@@ -15,9 +15,8 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from firstlight.base.errors import RequestError
+from firstlight.base.errors import RequestError, as_sentence
 from firstlight.engine.messages import FINISH_REJECTED, SequenceOutput
-from firstlight.text.wording import sentence
 
 log = logging.getLogger(__name__)
 QUEUE_RETRY_S = 1.0
@@ -79,9 +78,9 @@ def engine_error(output: SequenceOutput) -> RequestError:
                 kind="rate_limit_error",
                 retry_after_s=QUEUE_RETRY_S,
             )
-        return RequestError(f"The engine refused the request: {sentence(reason)}", code="rejected")
+        return RequestError(f"The engine refused the request: {reason}", code="rejected")
     return RequestError(
-        f"The engine failed while it worked on this request: {sentence(reason)} {STOPPING_AFTER_FAILURE}",
+        f"The engine failed while it worked on this request: {as_sentence(reason)} {STOPPING_AFTER_FAILURE}",
         code="engine_failed",
         status=503,
         kind="server_error",

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from firstlight.engine.messages import FINISH_ABORT, FINISH_ERROR, FINISH_REJECTED, Submit
+from firstlight.engine.messages import (
+    FINISH_ABORT,
+    FINISH_ERROR,
+    FINISH_LENGTH,
+    FINISH_REJECTED,
+    Submit,
+)
 from firstlight.engine.params import SamplingParams
 from firstlight.serve.choice import Choice, Delta, TextOptions
 from firstlight.serve.errors import engine_error
@@ -94,12 +100,53 @@ class Generation:
                 self._server.metrics.record_end(delta.finish_reason, self._job.arrived_s)
             return index, delta
 
+    async def whole(self) -> list[list[Delta]]:
+        """All deltas of each choice, once every one has ended."""
+        deltas: list[list[Delta]] = [[] for _ in self.choices]
+        while not self.is_finished:
+            index, delta = await self.next()
+            deltas[index].append(delta)
+        return deltas
+
     def usage(self) -> Usage:
         """Tokens so far; a prompt counts once, however many answers it has."""
-        job = self._job
-        prompt_tokens = sum(map(len, job.prompts))
         completion_tokens = sum(choice.num_tokens for choice in self.choices)
-        cached = sum(choice.num_cached_tokens for choice in self.choices[:: job.num_answers])
-        return Usage(
-            prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptDetails(cached)
-        )
+        cached = sum(choice.num_cached_tokens for choice in self.choices[:: self._job.num_answers])
+        return _usage(self._job, completion_tokens, cached)
+
+
+class NoGeneration:
+    """The answers of a job for no tokens (`max_tokens` 0), without the engine: each ends as it begins."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._waiting = list(range(len(job.prompts) * job.num_answers))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._waiting.clear()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice was given out."""
+        return not self._waiting
+
+    async def next(self) -> tuple[int, Delta]:
+        """The index of a choice, and its end."""
+        return self._waiting.pop(0), Delta(finish_reason=FINISH_LENGTH)
+
+    async def whole(self) -> list[list[Delta]]:
+        """The end of each choice."""
+        return [[Delta(finish_reason=FINISH_LENGTH)] for _ in self._waiting]
+
+    def usage(self) -> Usage:
+        """Only the prompts."""
+        return _usage(self._job, 0, 0)
+
+
+def _usage(job: Job, completion_tokens: int, cached_tokens: int) -> Usage:
+    prompt_tokens = sum(map(len, job.prompts))
+    total = prompt_tokens + completion_tokens
+    return Usage(prompt_tokens, completion_tokens, total, PromptDetails(cached_tokens))

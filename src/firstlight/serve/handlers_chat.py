@@ -6,15 +6,13 @@ Registered by `serve.app`. Invariant: a stream, joined, is the answer that the s
 
 from __future__ import annotations
 
-import time
-from time import monotonic
-
 from msgspec import UNSET
 
 from firstlight.base.errors import RequestError
-from firstlight.serve.choice import Delta, TextOptions
+from firstlight.serve.answer import Head, StreamUsage
+from firstlight.serve.choice import Delta
 from firstlight.serve.exchange import Reply
-from firstlight.serve.generation import Generation, Job
+from firstlight.serve.generation import Generation
 from firstlight.serve.prompts import chat_prompt, check_length
 from firstlight.serve.protocol import ChatRequest
 from firstlight.serve.replies import (
@@ -33,15 +31,12 @@ from firstlight.serve.server import Server
 
 
 class ChatAnswer:
-    """One chat request on its way to an answer. `arrived_s` is of the monotonic clock."""
+    """One chat request on its way to an answer."""
 
     def __init__(self, server: Server, request: ChatRequest, request_id: str) -> None:
         self._server = server
         self._request = request
-        self._model = server.check_model(request.model)
-        self._arrived_s = monotonic()
-        self._created = int(time.time())
-        self._id = request_id
+        self._head = Head(request_id, server.check_model(request.model))
         self._max_tokens = _max_tokens(request)
         self._params = sampling_params(
             request,
@@ -65,13 +60,7 @@ class ChatAnswer:
         )
         limit_param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         check_length(self._server, [prompt], self._max_tokens, "messages", limit_param)
-        options = TextOptions(
-            skip_special_tokens=request.skip_special_tokens,
-            include_stop=request.include_stop_str_in_output,
-            after_text=request.continue_final_message,
-            token_ids=request.return_token_ids,
-        )
-        job = Job(self._id, [prompt], self._params, request.n, options, request.priority, self._arrived_s)
+        job = self._head.job(request, [prompt], self._params, request.continue_final_message)
         async with Generation(self._server, job) as generation:
             if request.stream:
                 await self._stream(reply, generation, prompt)
@@ -79,14 +68,11 @@ class ChatAnswer:
                 await reply.json(encode(await self._whole(generation, prompt)))
 
     async def _whole(self, generation: Generation, prompt: list[int]) -> ChatCompletion:
-        deltas: list[list[Delta]] = [[] for _ in generation.choices]
-        while not generation.is_finished:
-            index, delta = await generation.next()
-            deltas[index].append(delta)
+        deltas = await generation.whole()
         return ChatCompletion(
-            self._id,
-            self._created,
-            self._model,
+            self._head.id,
+            self._head.created,
+            self._head.model,
             [self._choice(index, parts) for index, parts in enumerate(deltas)],
             generation.usage(),
             prompt_token_ids=prompt if self._request.return_token_ids else UNSET,
@@ -106,34 +92,21 @@ class ChatAnswer:
         )
 
     async def _stream(self, reply: Reply, generation: Generation, prompt: list[int]) -> None:
-        options = self._request.stream_options
-        with_usage = options is not None and options.include_usage
-        always_usage = options is not None and options.continuous_usage_stats
+        usage = StreamUsage(self._request, generation)
         begun = False
         while not generation.is_finished:
             index, delta = await generation.next()
             if not begun:  # only now is it sure that the request was not rejected
                 begun = True
-                await self._begin(reply, prompt, with_usage)
-            if not delta:
-                continue
-            chunk = self._chunk([self._chunk_choice(index, delta)])
-            if always_usage:
-                chunk.usage = generation.usage()
-            elif with_usage:
-                chunk.usage = None
-            await reply.event(encode(chunk))
-        if with_usage:
-            chunk = self._chunk([])
-            chunk.usage = generation.usage()
-            await reply.event(encode(chunk))
-        await reply.done()
+                await self._begin(reply, prompt, usage)
+            if delta:
+                await reply.event(encode(self._chunk([self._chunk_choice(index, delta)], usage)))
+        await usage.end(reply, self._chunk([], usage))
 
-    async def _begin(self, reply: Reply, prompt: list[int], with_usage: bool) -> None:
+    async def _begin(self, reply: Reply, prompt: list[int], usage: StreamUsage) -> None:
         for index in range(self._request.n):
-            chunk = self._chunk([ChatChunkChoice(index, MessageDelta(role="assistant", content=""))])
-            if with_usage:
-                chunk.usage = None
+            choice = ChatChunkChoice(index, MessageDelta(role="assistant", content=""))
+            chunk = self._chunk([choice], usage)
             if self._request.return_token_ids and index == 0:
                 chunk.prompt_token_ids = prompt
             await reply.event(encode(chunk))
@@ -151,8 +124,9 @@ class ChatAnswer:
             delta.token_ids if self._request.return_token_ids else UNSET,
         )
 
-    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        return ChatChunk(self._id, self._created, self._model, choices)
+    def _chunk(self, choices: list[ChatChunkChoice], usage: StreamUsage) -> ChatChunk:
+        head = self._head
+        return ChatChunk(head.id, head.created, head.model, choices, usage=usage.so_far())
 
 
 def _max_tokens(request: ChatRequest) -> int | None:

@@ -6,15 +6,13 @@ batches expect.
 
 from __future__ import annotations
 
-import time
-from time import monotonic
-
 from msgspec import UNSET
 
 from firstlight.base.errors import RequestError
-from firstlight.serve.choice import Delta, TextOptions
+from firstlight.serve.answer import Head, StreamUsage
+from firstlight.serve.choice import Delta
 from firstlight.serve.exchange import Reply
-from firstlight.serve.generation import Generation, Job
+from firstlight.serve.generation import Generation, NoGeneration
 from firstlight.serve.prompts import check_length, completion_prompts
 from firstlight.serve.protocol import CompletionRequest
 from firstlight.serve.replies import (
@@ -36,10 +34,7 @@ class CompletionAnswer:
     def __init__(self, server: Server, request: CompletionRequest, request_id: str) -> None:
         self._server = server
         self._request = request
-        self._model = server.check_model(request.model)
-        self._arrived_s = monotonic()
-        self._created = int(time.time())
-        self._id = request_id
+        self._head = Head(request_id, server.check_model(request.model))
         self._max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         if request.echo and request.logprobs is not None:
             raise RequestError(
@@ -48,9 +43,11 @@ class CompletionAnswer:
                 param="echo",
                 code="unsupported_parameter",
             )
+        if self._max_tokens == 0:
+            _check_echo_only(request)
         self._params = sampling_params(
             request,
-            max_tokens=self._max_tokens,
+            max_tokens=self._max_tokens or None,
             logprobs=request.logprobs,
             defaults=server.generation_defaults,
             limits=server.config.server,
@@ -65,14 +62,9 @@ class CompletionAnswer:
         check_length(self._server, prompts, self._max_tokens, "prompt")
         if request.echo:
             self._echoes = self._prompt_texts(prompts)
-        options = TextOptions(
-            skip_special_tokens=request.skip_special_tokens,
-            include_stop=request.include_stop_str_in_output,
-            after_text=True,
-            token_ids=request.return_token_ids,
-        )
-        job = Job(self._id, prompts, self._params, request.n, options, request.priority, self._arrived_s)
-        async with Generation(self._server, job) as generation:
+        job = self._head.job(request, prompts, self._params, after_text=True)
+        work = Generation(self._server, job) if self._max_tokens else NoGeneration(job)
+        async with work as generation:
             if request.stream:
                 await self._stream(reply, generation, prompts)
             else:
@@ -87,13 +79,11 @@ class CompletionAnswer:
             for given, ids in zip(prompt if len(prompts) == len(prompt) else prompts, prompts, strict=True)
         ]
 
-    async def _whole(self, generation: Generation, prompts: list[list[int]]) -> Completion:
-        deltas: list[list[Delta]] = [[] for _ in generation.choices]
-        while not generation.is_finished:
-            index, delta = await generation.next()
-            deltas[index].append(delta)
+    async def _whole(self, generation: Generation | NoGeneration, prompts: list[list[int]]) -> Completion:
+        deltas = await generation.whole()
         choices = [self._choice(index, _joined(parts), prompts) for index, parts in enumerate(deltas)]
-        return Completion(self._id, self._created, self._model, choices, usage=generation.usage())
+        head = self._head
+        return Completion(head.id, head.created, head.model, choices, usage=generation.usage())
 
     def _choice(
         self, index: int, delta: Delta, prompts: list[list[int]], *, first: bool = True
@@ -113,10 +103,10 @@ class CompletionAnswer:
             delta.token_ids if request.return_token_ids else UNSET,
         )
 
-    async def _stream(self, reply: Reply, generation: Generation, prompts: list[list[int]]) -> None:
-        options = self._request.stream_options
-        with_usage = options is not None and options.include_usage
-        always_usage = options is not None and options.continuous_usage_stats
+    async def _stream(
+        self, reply: Reply, generation: Generation | NoGeneration, prompts: list[list[int]]
+    ) -> None:
+        usage = StreamUsage(self._request, generation)
         begun: set[int] = set()
         while not generation.is_finished:
             index, delta = await generation.next()
@@ -124,20 +114,26 @@ class CompletionAnswer:
             if not delta and not (first and self._echoes):
                 continue
             begun.add(index)
-            chunk = self._chunk([self._choice(index, delta, prompts, first=first)])
-            if always_usage:
-                chunk.usage = generation.usage()
-            elif with_usage:
-                chunk.usage = None
-            await reply.event(encode(chunk))
-        if with_usage:
-            chunk = self._chunk([])
-            chunk.usage = generation.usage()
-            await reply.event(encode(chunk))
-        await reply.done()
+            choice = self._choice(index, delta, prompts, first=first)
+            await reply.event(encode(self._chunk([choice], usage)))
+        await usage.end(reply, self._chunk([], usage))
 
-    def _chunk(self, choices: list[CompletionChoice]) -> Completion:
-        return Completion(self._id, self._created, self._model, choices)
+    def _chunk(self, choices: list[CompletionChoice], usage: StreamUsage) -> Completion:
+        head = self._head
+        return Completion(head.id, head.created, head.model, choices, usage=usage.so_far())
+
+
+def _check_echo_only(request: CompletionRequest) -> None:
+    if not request.echo:
+        raise RequestError(
+            "max_tokens is 0, which leaves nothing to answer without echo: true; set it, or ask for at least "
+            "one token.",
+            param="max_tokens",
+        )
+    if request.min_tokens:
+        raise RequestError(
+            f"min_tokens ({request.min_tokens}) is above max_tokens (0); lower it.", param="min_tokens"
+        )
 
 
 def _joined(parts: list[Delta]) -> Delta:

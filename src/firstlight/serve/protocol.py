@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from firstlight.base.errors import RequestError
 from firstlight.serve.refusals import without_neutral
-from firstlight.text.wording import sentence
 
 _MAX_SHOWN_CHARS = 200
 _MAX_COUNT = 2**31 - 1
@@ -87,6 +86,9 @@ class CompletionRequest(GenerationRequest):
     prompt: str | list[str] | list[int] | list[list[int]] = Field(
         description="A text, token ids, or several of either."
     )
+    max_tokens: int | None = Field(
+        None, ge=0, le=_MAX_COUNT, description="Most tokens of an answer; 16 if left out, 0 with echo only."
+    )
     echo: bool = Field(False, description="Put the prompt before the answer.")
     logprobs: int | None = Field(None, ge=0, description="Log-probabilities of this many tokens a place.")
 
@@ -141,7 +143,7 @@ def _first_fault(error: ValidationError) -> RequestError:
         shown = shown[:_MAX_SHOWN_CHARS] + "…"
     message = str(fault["msg"]).replace("Input should", "it should")
     code = "invalid_type" if fault["type"].endswith(_TYPE_FAULTS) else "invalid_value"
-    return RequestError(f"The parameter {name!r} is {shown}, but {sentence(message)}", param=name, code=code)
+    return RequestError(f"The parameter {name!r} is {shown}, but {message}", param=name, code=code)
 
 
 def _path(location: tuple[int | str, ...]) -> list[int | str]:

@@ -16,6 +16,7 @@ from firstlight.facts.fields import read_json_object
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 MAX_TEMPLATE_BYTES = 1024 * 1024
+_TEMPLATE_REMEDY = "Give the path of a Jinja file in UTF-8 with --chat-template FILE."
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -36,7 +37,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the bindings raise plain Exception for any fault of the file
         raise ModelFileError(
-            f"{path} is not a valid tokenizer: {error}.", "Download the file again; it may be incomplete."
+            f"{path} is not a valid tokenizer: {error}",
+            "Download the file again; it may be incomplete.",
         ) from error
 
 
@@ -53,23 +55,36 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {role: text for role, text in plain.items() if isinstance(text, str)}
 
 
-def read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The default chat template: the file chat_template.jinja, else the entry in the config."""
+def read_template(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str]:
+    """The default chat template and where it stands: chat_template.jinja, else the entry in the config."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return read_template_file(path)
+        return read_template_file(path), str(path)
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
         template = named.get("default")
-    return template if isinstance(template, str) and template else None
+    where = f"{folder / 'tokenizer_config.json'} (chat_template)"
+    return (template if isinstance(template, str) and template else None), where
 
 
 def read_template_file(path: Path) -> str:
     """The text of a template file; a `ModelFileError` if it cannot be one."""
     try:
-        if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise ModelFileError(f"{path} is too large for a chat template ({path.stat().st_size} bytes).")
+        size = path.stat().st_size
+        if size > MAX_TEMPLATE_BYTES:
+            raise ModelFileError(
+                f"{path} is too large for a chat template: it has {size} bytes, and at most "
+                f"{MAX_TEMPLATE_BYTES} are read.",
+                _TEMPLATE_REMEDY,
+            )
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"The chat template {path} cannot be read: {error}.") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ModelFileError(
+            f"The chat template {path} cannot be read: {reason}", _TEMPLATE_REMEDY
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ModelFileError(
+            f"The chat template {path} cannot be read: byte {error.start} is not UTF-8.", _TEMPLATE_REMEDY
+        ) from error

@@ -18,6 +18,7 @@ from firstlight.text.pretokenizers import SPLITS
 # tokenizer.ggml.token_type
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPACE = "\u2581"
+_DAMAGED = "Download or convert the file again; it may be damaged."
 
 
 def build_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
@@ -57,7 +58,9 @@ def _byte_level(metadata: Mapping[str, Any], where: str) -> tuple[Tokenizer, boo
     try:
         model = models.BPE(vocab=_vocabulary(metadata, where), merges=merges, ignore_merges=split.whole_words)
     except Exception as error:  # noqa: BLE001 - the bindings raise plain Exception for a bad merge
-        raise ModelFileError(f"{where}: the tokenizer's merges contradict its tokens: {error}.") from error
+        raise ModelFileError(
+            f"{where}: the tokenizer's merges contradict its tokens: {error}", _DAMAGED
+        ) from error
     tokenizer = Tokenizer(model)
     if split.composes:
         tokenizer.normalizer = normalizers.NFC()
@@ -94,11 +97,16 @@ def _merges_from_scores(
     vocabulary: dict[str, int], metadata: Mapping[str, Any], where: str
 ) -> list[tuple[str, str]]:
     """SentencePiece joins the pair with the best score; as a list of merges, that is best score first."""
+    kinds = metadata.get("tokenizer.ggml.token_type")
     scores = metadata.get("tokenizer.ggml.scores")
     if scores is None or len(scores) < len(vocabulary):
-        raise ModelFileError(f"{where}: tokenizer.ggml.scores is missing or shorter than the vocabulary.")
+        raise ModelFileError(
+            f"{where}: tokenizer.ggml.scores is missing or shorter than the vocabulary.", _DAMAGED
+        )
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, index in vocabulary.items():
+        if kinds is not None and index < len(kinds) and kinds[index] in (_UNKNOWN, _CONTROL):
+            continue  # "</s>" is never put together from pieces of text
         score = -float(scores[index])
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
@@ -117,7 +125,7 @@ def _add_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any], where: str) -
     control = [index for index, kind in enumerate(kinds) if kind in (_UNKNOWN, _CONTROL)]
     defined = [index for index, kind in enumerate(kinds) if kind == _USER_DEFINED]
     if max([*control, *defined], default=0) >= len(tokens):
-        raise ModelFileError(f"{where}: tokenizer.ggml.token_type is longer than the vocabulary.")
+        raise ModelFileError(f"{where}: tokenizer.ggml.token_type is longer than the vocabulary.", _DAMAGED)
     tokenizer.add_special_tokens([AddedToken(tokens[i], normalized=False, special=True) for i in control])
     tokenizer.add_tokens([AddedToken(tokens[i], normalized=False, special=False) for i in defined])
 
@@ -144,7 +152,7 @@ def _vocabulary(metadata: Mapping[str, Any], where: str) -> dict[str, int]:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise ModelFileError(
-            f"{where}: {len(tokens) - len(vocabulary)} tokens of the vocabulary are repeated."
+            f"{where}: {len(tokens) - len(vocabulary)} tokens of the vocabulary are repeated.", _DAMAGED
         )
     return vocabulary
 
@@ -152,12 +160,12 @@ def _vocabulary(metadata: Mapping[str, Any], where: str) -> dict[str, int]:
 def _strings(metadata: Mapping[str, Any], key: str, where: str) -> list[str]:
     value = metadata.get(key)
     if not isinstance(value, list) or not value:
-        raise ModelFileError(f"{where}: {key} is missing or not a list of strings.")
+        raise ModelFileError(f"{where}: {key} is missing or not a list of strings.", _DAMAGED)
     return value
 
 
 def _pair(merge: str, where: str) -> tuple[str, str]:
     left, space, right = merge.partition(" ")
     if not (left and space and right):
-        raise ModelFileError(f"{where}: the merge {merge!r} is not a pair.")
+        raise ModelFileError(f"{where}: the merge {merge!r} is not a pair.", _DAMAGED)
     return left, right

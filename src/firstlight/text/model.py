@@ -1,7 +1,7 @@
 """The text side of a model: tokenizer, special tokens and chat template, from a GGUF file or a folder.
 
-Made once by the api process, by `LLM` and by `firstlight convert`. Invariant: it is immutable after `load`
-and may be used from several threads.
+Made once by the api process, by `LLM` and by `firstlight convert`. Invariant: what it answers never changes
+after `load`, and it may be used from several threads.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from firstlight.base.errors import RequestError, UsageError
+from firstlight.base.errors import RequestError, as_sentence
 from firstlight.facts.gguf_header import read_gguf
 from firstlight.facts.gguf_tokenizer import chat_template, tokenizer_config
 from firstlight.text import folder
 from firstlight.text.detokenizer import StreamDecoder
 from firstlight.text.gguf_tokenizer import build_tokenizer
-from firstlight.text.template import ChatTemplate
+from firstlight.text.guard import ControlTokenGuard, RenderedChat
+from firstlight.text.template import ChatTemplate, TemplateFault
 from firstlight.text.vocabulary import Vocabulary
 
 # What a client's chat_template_kwargs may not set: they have fields of their own.
@@ -35,6 +36,7 @@ class TextModel:
         self._special_tokens = dict(special_tokens)
         self._template = ChatTemplate(template, where) if template is not None else None
         self._vocabulary = Vocabulary(tokenizer, where)
+        self._guard = ControlTokenGuard(tokenizer)
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = self._special_id("bos_token")
         self.eos_token_id = self._special_id("eos_token")
@@ -47,21 +49,24 @@ class TextModel:
         if path.is_dir():
             config = folder.read_config(path)
             tokenizer, specials = folder.read_tokenizer(path), folder.special_tokens(config)
-            template = folder.read_template(path, config)
+            template, where = folder.read_template(path, config)
         else:
             header = read_gguf(path)
             tokenizer = build_tokenizer(header.metadata, str(path))
             specials = folder.special_tokens(tokenizer_config(header, max_position=0))
-            template = chat_template(header)
-        where = str(path)
+            template, where = chat_template(header), f"{path} (tokenizer.chat_template)"
         if chat_template_file is not None:
             where = str(chat_template_file)
-            if not Path(where).is_file():
-                raise UsageError(
-                    f"The chat template {where} does not exist.", "Give the path of a Jinja file."
-                )
             template = folder.read_template_file(Path(where))
         return cls(tokenizer, specials, template, where)
+
+    def check_template(self) -> None:
+        """A `ModelFileError` if there is a chat template that cannot render one plain user message.
+
+        For a server, which would blame every client; a model may be converted or measured without one.
+        """
+        if self._template is not None:
+            self._template.check(self._special_tokens)
 
     @property
     def has_chat_template(self) -> bool:
@@ -79,12 +84,17 @@ class TextModel:
         return text
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; `add_special_tokens` puts what the model wants around it."""
+        """Token ids of a text; `add_special_tokens` puts what the model wants around it.
+
+        The text of a special token becomes that token, but not where a user wrote it in a rendered chat.
+        """
+        if isinstance(text, RenderedChat):
+            return self._guard.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of several texts, by several threads."""
+        """Token ids of several texts (none of them a rendered chat), by several threads."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
@@ -113,7 +123,10 @@ class TextModel:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation. Raises `RequestError` when it cannot be rendered."""
+        """The prompt of a conversation. Raises `RequestError` when it cannot be rendered.
+
+        Special tokens that users wrote stay text when the prompt is given to `encode` as it is.
+        """
         if self._template is None:
             raise RequestError(
                 "This model has no chat template; use /v1/completions, or start the server with "
@@ -125,12 +138,35 @@ class TextModel:
                 raise RequestError(
                     f"chat_template_kwargs must not set {name!r}; leave it out.", param="chat_template_kwargs"
                 )
-        return self._template.render(
-            messages,
-            {**self._special_tokens, **(kwargs or {})},
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
+        flags = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        guard, chat, variables = self._guard, list(messages), kwargs or {}
+        if not guard.finds(chat, variables):
+            return self._render(self._template, chat, variables, flags)
+        mark = guard.new_mark(chat, variables)
+        text = self._render(self._template, guard.marked(chat, mark), guard.marked(variables, mark), flags)
+        return RenderedChat(text, mark)
+
+    def _render(
+        self,
+        template: ChatTemplate,
+        messages: list[Mapping[str, Any]],
+        kwargs: Mapping[str, Any],
+        flags: Mapping[str, bool],
+    ) -> str:
+        try:
+            return template.render(messages, {**self._special_tokens, **kwargs}, **flags)
+        except TemplateFault as fault:
+            if not kwargs:
+                raise
+            template.render(messages, self._special_tokens, **flags)
+            raise RequestError(
+                "The model's chat template fails with these chat_template_kwargs, and does not without them: "
+                f"{as_sentence(fault.reason)} Leave them out, or give what the template expects.",
+                param="chat_template_kwargs",
+            ) from fault
 
     def _special_id(self, role: str) -> int | None:
         text = self._special_tokens.get(role)

@@ -20,15 +20,17 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from firstlight.base.errors import ModelFileError, RequestError
+from firstlight.base.errors import ModelFileError, RequestError, as_sentence
 
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024
 MAX_LOOP_STEPS = 2_000_000
 MAX_SECONDS = 10.0
+_MAX_REASON_CHARS = 500
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{4,}|\*)")
 _BUDGET = "_firstlight_budget"
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-# What a template may raise on messages it was not written for; anything else is a bug of ours.
+_REMEDY = "Give a working template with --chat-template FILE."
+# What a template may raise of itself; anything else is a bug of ours.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     TypeError,
@@ -38,22 +40,50 @@ _TEMPLATE_ERRORS = (
     ArithmeticError,
     RecursionError,
 )
+# What compiling one may raise: Python itself refuses too deep nesting.
+_COMPILE_ERRORS = (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError, ValueError)
+
+
+class TemplateFault(RequestError):
+    """The template failed by itself: the operator's to mend, not the client's."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"The model's chat template failed on these messages: {as_sentence(reason)} This is a fault of "
+            "the template, not of the request; who runs the server can replace it with --chat-template FILE.",
+            code="chat_template_failed",
+            status=500,
+            kind="server_error",
+        )
+        self.reason = reason
 
 
 class ChatTemplate:
-    """One compiled template. Safe to use from several threads."""
+    """One compiled template. Safe to use from several threads. `where` says in errors whose it is."""
 
     def __init__(self, source: str, where: str) -> None:
         self.source = source
+        self._where = where
         environment = _environment()
         try:
             tree = environment.parse(source)
             _count_steps(tree)
             self._template: jinja2.Template = environment.from_string(tree)
-        except (jinja2.TemplateError, RecursionError) as error:
+        except _COMPILE_ERRORS as error:
+            line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise ModelFileError(
-                f"{where}: the chat template is not valid Jinja: {error}.",
-                "Give a working one with --chat-template FILE.",
+                f"{where}: the chat template is not valid Jinja: {_reason(error)}{line}", _REMEDY
+            ) from error
+
+    def check(self, variables: Mapping[str, Any]) -> None:
+        """Renders one plain user message; a `ModelFileError` if the template cannot do even that."""
+        chat = [{"role": "user", "content": "Hello"}]
+        try:
+            self._collect(_context(chat, variables, add_generation_prompt=True))
+        except _TEMPLATE_ERRORS as error:
+            raise ModelFileError(
+                f"{self._where}: the chat template cannot render a plain user message: {_reason(error)}",
+                _REMEDY,
             ) from error
 
     def render(
@@ -64,7 +94,9 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final_message: bool,
     ) -> str:
-        """The prompt of a conversation. Raises `RequestError` for messages that the template refuses.
+        """The prompt of a conversation.
+
+        Raises `RequestError` for messages that the template refuses, `TemplateFault` where it breaks.
 
         `variables` are the special tokens and the client's `chat_template_kwargs`. With
         `continue_final_message` the prompt ends inside the last message, as its author left it.
@@ -72,24 +104,17 @@ class ChatTemplate:
         # Templates test for a key, so an explicit null would be rendered as "None".
         chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
         content = _open_final_message(chat, self.source) if continue_final_message else ""
-        context = {
-            **variables,
-            "messages": chat,
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-            _BUDGET: _Budget(),
-        }
         try:
-            text = self._collect(context)
-        except _TEMPLATE_ERRORS as error:
-            reason = str(error) or type(error).__name__
+            text = self._collect(_context(chat, variables, add_generation_prompt=add_generation_prompt))
+        except _Refusal as error:
             raise RequestError(
-                f"The model's chat template refused the messages: {reason[:500]}. Check their roles, order "
-                "and content; /docs and the model's own card say what it takes.",
+                f"The model's chat template refused the messages: {as_sentence(_reason(error))} Check their "
+                "roles, order and content; /docs and the model's own card say what it takes.",
                 param="messages",
                 code="invalid_messages",
             ) from error
+        except _TEMPLATE_ERRORS as error:
+            raise TemplateFault(_reason(error)) from error
         return _close_final_message(text, content) if continue_final_message else text
 
     def _collect(self, context: Mapping[str, Any]) -> str:
@@ -101,6 +126,24 @@ class ChatTemplate:
                 raise _over_budget(f"more than {MAX_OUTPUT_CHARS} characters of output")
             parts.append(part)
         return "".join(parts)
+
+
+def _context(
+    chat: list[dict[str, Any]], variables: Mapping[str, Any], *, add_generation_prompt: bool
+) -> dict[str, Any]:
+    return {
+        **variables,
+        "messages": chat,
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+        _BUDGET: _Budget(),
+    }
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error)[:_MAX_REASON_CHARS] or "no reason was given"
+    return text if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {text}"
 
 
 def _open_final_message(chat: list[dict[str, Any]], source: str) -> str:
@@ -233,8 +276,12 @@ def _to_json(
     )
 
 
+class _Refusal(jinja2.TemplateError):
+    """The template's own word against messages, by raise_exception()."""
+
+
 def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    raise _Refusal(message)
 
 
 def _now(layout: str) -> str:

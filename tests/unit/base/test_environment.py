@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,13 @@ def test_children_inherit_with_additions(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("ANY", "old")
     child = environment.child_environment({"ANY": "new", "MORE": "1"})
     assert (child["ANY"], child["MORE"]) == ("new", "1")
+
+
+def test_what_the_user_has_set_for_a_library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIRSTLIGHT_TEST_ONE", "theirs")
+    monkeypatch.setenv("FIRSTLIGHT_TEST_TWO", "to be removed again")
+    monkeypatch.delenv("FIRSTLIGHT_TEST_TWO")
+    environment.set_for_libraries({"FIRSTLIGHT_TEST_ONE": "ours", "FIRSTLIGHT_TEST_TWO": "ours"})
+    assert os.environ["FIRSTLIGHT_TEST_ONE"] == "theirs"
+    assert os.environ["FIRSTLIGHT_TEST_TWO"] == "ours"
+    del os.environ["FIRSTLIGHT_TEST_TWO"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from firstlight.base.process import Child, ExitCause, start_child
+from firstlight.base.process import Child, ExitCause, start_child, start_ticks
 
 
 def wait_for_end(child: Child) -> ExitCause:
@@ -83,3 +83,15 @@ time.sleep(60)
             break
         time.sleep(0.01)
     assert time.monotonic() < deadline
+
+
+def test_start_ticks_tell_a_process_from_its_successors() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ticks = start_ticks(child.pid)
+    assert ticks is not None
+    assert ticks >= (start_ticks(os.getpid()) or 0)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert start_ticks(child.pid) is None, "one that nobody has waited for has ended too"
+    child.communicate()
+    assert start_ticks(child.pid) is None

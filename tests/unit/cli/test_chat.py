@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from firstlight.base.errors import EngineError, ResourceError, UsageError
-from firstlight.cli.chat import ChatOptions, Conversation, _interactive
+from firstlight.bench.http_client import HttpClient
+from firstlight.cli.chat import ChatOptions, Conversation, _from_pipe, _interactive
 from firstlight.cli.chat_client import ChatClient
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -172,3 +173,36 @@ def test_an_error_ends_the_turn_and_not_the_conversation(capsys: pytest.CaptureF
     with client(lambda _: error(400, "no")) as chat:
         _interactive(Conversation(chat, "m", ChatOptions(), io.StringIO()), read)
     assert "the server refused (400): no" in capsys.readouterr().err
+
+
+def test_commands_work_from_a_pipe_and_are_not_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    server, output = EchoServer(), io.StringIO()
+    lines = ["hello\n", "\n", "/system be brief\n", "/reset\n", "again\r\n", "/what\n", "/quit\n", "never\n"]
+    with client(server) as chat:
+        _from_pipe(Conversation(chat, "m", ChatOptions(), output), iter(lines))
+    assert [body["messages"][-1] for body in server.bodies] == [  # type: ignore[index]
+        {"role": "user", "content": "hello"},
+        {"role": "user", "content": "again"},
+    ]
+    assert [len(body["messages"]) for body in server.bodies] == [1, 2]  # type: ignore[arg-type]
+    assert output.getvalue() == "got 1\ngot 2\n"
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "(instruction set)\n(forgotten)\n/reset forgets" in said.err
+
+
+def test_a_path_is_no_command() -> None:
+    server = EchoServer()
+    with client(server) as chat:
+        _from_pipe(Conversation(chat, "m", ChatOptions(), io.StringIO()), ["/etc/hosts is what?", "/ or \\?"])
+    assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    "url", ["notaurl", "localhost:8000", "ftp://server", "http://", "http://[::", "http://x:y"]
+)
+def test_what_is_no_address_is_refused_before_anything_is_sent(url: str) -> None:
+    for make in (lambda: ChatClient(url, None, lambda *_: None), lambda: HttpClient(url)):
+        with pytest.raises(UsageError, match="not the address of a server") as caught:
+            make()
+        assert "http://" in caught.value.hint

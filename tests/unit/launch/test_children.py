@@ -194,3 +194,24 @@ def test_nohup_is_respected(tmp_path: Path) -> None:
         signal.signal(signal.SIGHUP, before)
     assert end.death is not None
     assert end.death.cause.code == 9
+
+
+LOGS_AND_STAYS = f"""
+print("the engine failed: the file is cut short", flush=True)
+open(RUN_DIR + "/logged", "w").close()
+{LEAVES_ON_SIGTERM}
+"""
+FAILS_ONCE_LOGGED = f"""
+import os, time
+while not os.path.exists(RUN_DIR + "/logged"): time.sleep(0.01)
+{FAILS}
+"""
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_what_the_api_logs_of_a_start_that_fails_is_kept_for_debug(tmp_path: Path, debug: bool) -> None:
+    """The launcher says the reason; the api process has been told it too, and logs it."""
+    run = Run(tmp_path, debug=debug)
+    end = run.follow(spec("rank-0", FAILS_ONCE_LOGGED, tmp_path), spec("api", LOGS_AND_STAYS, tmp_path))
+    assert end.exit_code == 3
+    assert ("the engine failed" in run.output.getvalue()) == debug

@@ -53,7 +53,18 @@ def test_a_long_phase_is_mentioned_again_with_the_time_left() -> None:
     console = Console(out, 0.0, 2, has_keys=False)
     console.progress(line(0.0, "weights", 0, 100, "layers", rank=1))
     console.progress(line(6.0, "weights", 25, 100, "layers", rank=1))
-    assert out.getvalue() == "   6.0 s  rank 1  weights     25 of 100 layers  4 layers/s  18 s left\n"
+    assert out.getvalue() == "   6.0 s  rank 1  weights     25 of 100 layers  4.2 layers/s  18 s left\n"
+
+
+def test_what_was_just_mentioned_is_not_said_again_at_the_end() -> None:
+    out = io.StringIO()
+    console = Console(out, 0.0, 1, has_keys=False)
+    console.progress(line(0.0, "weights", 0, 100, "layers"))
+    console.progress(line(6.0, "weights", 100, 100, "layers"))
+    console.progress(line(6.1, "kv"))
+    assert out.getvalue().count("weights") == 1
+    console.progress(line(6.5, "ready"))
+    assert out.getvalue().count("kv") == 1
 
 
 def test_a_terminal_gets_a_live_line_that_other_output_does_not_break() -> None:
@@ -75,7 +86,7 @@ def test_after_ready_the_ranks_are_no_longer_quoted() -> None:
 
 
 def test_the_printed_command_is_valid_shell_whatever_the_name() -> None:
-    card = ready_card(run_config(), 4.2, has_keys=True)
+    card = ready_card(run_config(), 4.2, has_keys=True, program="firstlight")
     assert "ready in 4.2 s: tiny at http://127.0.0.1:8000/v1" in card
     assert "$FIRSTLIGHT_API_KEY" in card
     command = "\n".join(row for row in card.splitlines() if row.startswith(("  curl", "    -")))
@@ -94,5 +105,5 @@ def test_urls() -> None:
     assert base_url(ServerSection(host="0.0.0.0", port=9)) == "http://127.0.0.1:9"
     assert base_url(ServerSection(host="::1", port=9)) == "http://[::1]:9"
     assert base_url(ServerSection(port=9, tls_cert="c", tls_key="k")) == "https://127.0.0.1:9"
-    card = ready_card(run_config(uds="/run/a b.sock"), 1.0, has_keys=False)
+    card = ready_card(run_config(uds="/run/a b.sock"), 1.0, has_keys=False, program="firstlight")
     assert "--unix-socket '/run/a b.sock' http://localhost/v1/chat/completions" in card

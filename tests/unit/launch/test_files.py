@@ -37,6 +37,16 @@ def test_a_template_that_is_not_there() -> None:
         check_files(model, ServerSection())
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{% if", b"x" * (2 << 20)])
+def test_a_template_that_cannot_be_one_is_the_user_s_mistake(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_bytes(content)
+    model = ModelSection(path="m", served_names=("m",), chat_template=str(path))
+    with pytest.raises(UsageError, match=r"--chat-template.*own\.jinja") as caught:
+        check_files(model, ServerSection())
+    assert ".." not in caught.value.explain()
+
+
 def test_a_pair_that_fits_and_one_that_does_not(tmp_path: Path) -> None:
     first, second = make_pair(tmp_path, "first"), make_pair(tmp_path, "second")
     check_files(MODEL, first)

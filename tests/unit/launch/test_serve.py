@@ -31,3 +31,19 @@ def test_the_socket_listens_before_the_model_is_looked_for(tmp_path: Path) -> No
         serve(order(tmp_path), locate, io.StringIO())
     assert seen == ["some/model"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_headers_tell_is_refused_before_a_process_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise AssertionError("nothing may be started")
+
+    monkeypatch.setattr("firstlight.launch.serve.make_run_directory", forbidden)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "pytorch_model.bin").touch()
+    screen = io.StringIO()
+    with pytest.raises(ModelFileError, match="pickle"):
+        serve(order(tmp_path), lambda _: model, screen)
+    assert screen.getvalue() == ""

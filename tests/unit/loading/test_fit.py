@@ -66,7 +66,7 @@ def test_more_sequences_than_tokens_in_a_step_are_refused(checkpoint: Checkpoint
 
 def test_more_ranks_than_key_value_heads_are_refused_with_the_counts(checkpoint: Checkpoint) -> None:
     error = refusal(with_heads(checkpoint, 9, 3, 64, "Q4_1"), tensor_parallel=7)
-    assert "9 attention heads that share 3 key-value heads" in str(error)
+    assert "9 attention heads and 3 key-value heads" in str(error)
     assert error.hint == "Use --tensor-parallel 1, 2 or 3."
 
 

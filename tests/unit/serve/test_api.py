@@ -112,3 +112,17 @@ def test_a_start_that_fails_leaves_last_words(
     assert failure is not None
     assert (failure.exit_code, bool(failure.hint)) == (exit_code, True)
     assert message in failure.message
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ raise_exception('never') }}", "{{ nothing() }}"])
+def test_a_chat_template_that_cannot_work_refuses_to_start(
+    run_dir: Path, tmp_path: Path, source: str
+) -> None:
+    model = write_model(tmp_path)
+    (model / "chat_template.jinja").write_text(source)
+    process, _ = start(run_dir, str(model))
+    assert process.wait(DEADLINE_S) == 3
+    failure = read_failure(run_dir, "api")
+    assert failure is not None
+    assert failure.message.startswith(f"{model / 'chat_template.jinja'}: the chat template ")
+    assert "--chat-template" in failure.hint

@@ -87,6 +87,23 @@ def test_echo_puts_the_prompt_first(server: ApiServer) -> None:
     assert texts(ask(server, prompt=[120], echo=True)) == ["xxx"]
 
 
+def test_the_echo_alone_needs_no_engine(server: ApiServer) -> None:
+    before = len(server.engine.received(Submit))
+    answer = ask(server, prompt=["ab", "é"], echo=True, max_tokens=0, n=2, return_token_ids=True)
+    assert texts(answer) == ["ab", "ab", "é", "é"]
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    assert answer["choices"][3]["prompt_token_ids"] == tokens("é")
+    assert answer["choices"][3]["token_ids"] == []
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (4, 0, 4)
+    events = stream(
+        server, prompt=["ab", "é"], echo=True, max_tokens=0, n=2, stream_options={"include_usage": True}
+    )
+    assert [choice["text"] for event in events for choice in event["choices"]] == texts(answer)
+    assert [event["usage"] for event in events] == [None] * 4 + [usage]
+    assert len(server.engine.received(Submit)) == before
+
+
 def test_a_stream_joined_is_the_whole_answer(server: ApiServer) -> None:
     events = stream(server, prompt=["ab", "é"], echo=True, n=2, stream_options={"include_usage": True})
     joined = [""] * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from support.api_server import ApiServer, says
+from support.byte_text import byte_text
 from support.fake_engine import Script
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -40,6 +42,7 @@ def expect_error(response: httpx.Response, status: int) -> dict[str, Any]:
     assert error["message"]
     assert error["type"]
     assert error["code"]
+    assert not re.search(r"(?<!\.)\.\.(?!\.)", error["message"]), "two full stops"
     return error
 
 
@@ -189,6 +192,11 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "logprobs": 21}, "logprobs", "at most 20"),
     ({"prompt": "a", "logprobs": -1}, "logprobs", "greater than or equal to 0"),
     ({"prompt": "a", "echo": True, "logprobs": 1}, "echo", "of the prompt"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens", "echo: true"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
+    ({"prompt": "a", "max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens", "above max_tokens (0)"),
+    ({"prompt": "a", "max_tokens": 0, "echo": True, "logprobs": 1}, "echo", "of the prompt"),
+    ({"prompt": "x" * 256, "max_tokens": 0, "echo": True}, "prompt", "256 tokens"),
     ({"prompt": "a", "suffix": "b"}, "suffix", "fill in the middle"),
     ({"prompt": "a", "messages": USER}, "messages", "not supported"),
     ({}, "prompt", "missing"),
@@ -330,6 +338,23 @@ def test_another_refusal_of_the_engine_is_400() -> None:
     with ApiServer(lambda _: Script(reject="the prompt is empty")) as server, server.http() as http:
         error = expect_error(http.post(CHAT, json={"messages": USER}), 400)
         assert "the prompt is empty" in error["message"]
+
+
+def test_a_template_refuses_with_400_and_fails_with_500() -> None:
+    template = (
+        "{% if messages | length > 1 %}{{ raise_exception('one message only') }}{% endif %}"
+        "{{ 'ok' if messages[0].content != 'break' else 1 + 'x' }}"
+    )
+    with ApiServer(text=byte_text(template)) as server, server.http() as http:
+        assert http.post(CHAT, json={"messages": USER}).status_code == 200
+        error = expect_error(http.post(CHAT, json={"messages": USER * 2}), 400)
+        assert (error["param"], error["code"]) == ("messages", "invalid_messages")
+        assert "refused the messages: one message only. Check" in error["message"]
+        broken = [{"role": "user", "content": "break"}]
+        for path in (CHAT, "/v1/tokenize"):
+            error = expect_error(http.post(path, json={"messages": broken}), 500)
+            assert (error["param"], error["code"]) == (None, "chat_template_failed")
+            assert "fault of the template" in error["message"]
 
 
 def test_a_bug_is_a_500_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:

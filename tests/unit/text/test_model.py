@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
-from firstlight.base.errors import ModelFileError, RequestError, UnsupportedError, UsageError
+from firstlight.base.errors import ModelFileError, RequestError, UnsupportedError
 from firstlight.text.gguf_tokenizer import build_tokenizer
 from firstlight.text.model import TextModel
-from firstlight.text.vocabulary import byte_alphabet
 from support.byte_text import END, TEMPLATE, byte_text, byte_tokenizer
+from support.gguf_vocabularies import MERGES, byte_level_metadata, sentence_piece_metadata
 
-CONTROL, USER_DEFINED, NORMAL, BYTE, UNKNOWN = 3, 4, 1, 6, 2
-LETTERS = list(byte_alphabet())
-MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "1 2", "12 3", "Ġ Ġ", "Ċ Ċ", "' s", "à ¤"]
 EDGES = [
     "hello world's 12345 ... \n\n  x",
     " \t\r\n 　 ",
@@ -28,50 +25,6 @@ EDGES = [
     "I'LL it's O'Neill 3.14159 $10,000 x_1+=2",
     "<|a|>hello<|b|> hello<think>",
 ]
-
-
-def byte_level_metadata(pre: str) -> dict[str, object]:
-    merged = [merge.replace(" ", "") for merge in MERGES]
-    tokens = [*LETTERS, *merged, "<|a|>", "<|b|>", "<think>"]
-    kinds = [NORMAL] * (len(tokens) - 3) + [CONTROL, CONTROL, USER_DEFINED]
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.merges": MERGES,
-        "tokenizer.ggml.bos_token_id": len(tokens) - 3,
-        "tokenizer.ggml.eos_token_id": len(tokens) - 2,
-    }
-
-
-def sentence_piece_metadata() -> dict[str, object]:
-    words = [
-        "\u2581",
-        "h",
-        "e",
-        "l",
-        "o",
-        "w",
-        "r",
-        "d",
-        "he",
-        "ll",
-        "hell",
-        "hello",
-        "\u2581hello",
-        "\u2581w",
-    ]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words)],
-        "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(len(words))],
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    }
 
 
 def theirs(metadata: dict[str, object]) -> object:
@@ -195,7 +148,9 @@ def test_a_folder_gives_what_transformers_gives(tmp_path: Path) -> None:
     assert prompt == other.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True, mood="calm"
     )
-    assert ours.encode(prompt) == other.encode(prompt)
+    assert ours.encode(str(prompt)) == other.encode(
+        prompt
+    )  # as a raw prompt; in a chat, users cannot end a turn
     assert (ours.bos_token_id, ours.eos_token_id, ours.vocab_size) == (256, END, 259)
 
 
@@ -253,14 +208,34 @@ def test_a_folder_without_a_usable_tokenizer(
 
 def test_template_files_that_cannot_be_read(tmp_path: Path) -> None:
     folder = write_folder(tmp_path)
-    with pytest.raises(UsageError, match="does not exist"):
+    with pytest.raises(ModelFileError, match=r"none\.jinja cannot be read: No such file or directory\.$"):
         TextModel.load(folder, tmp_path / "none.jinja")
-    (bad := tmp_path / "bad.jinja").write_bytes(b"\xff")
-    with pytest.raises(ModelFileError, match="cannot be read"):
+    (bad := tmp_path / "bad.jinja").write_bytes(b"ab\xff")
+    with pytest.raises(ModelFileError, match=r"cannot be read: byte 2 is not UTF-8\.$"):
         TextModel.load(folder, bad)
     (large := tmp_path / "large.jinja").write_bytes(b"x" * (1024 * 1024 + 1))
     with pytest.raises(ModelFileError, match="too large"):
         TextModel.load(folder, large)
+
+
+def test_a_template_is_named_by_the_place_where_it_stands(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, chat_template="{{ nothing() }}")
+    with pytest.raises(ModelFileError, match=r"tokenizer_config\.json \(chat_template\): the chat template"):
+        TextModel.load(folder).check_template()
+    (folder / "chat_template.jinja").write_text("{{ nothing() }}")
+    with pytest.raises(ModelFileError, match=r"chat_template\.jinja: the chat template cannot render"):
+        TextModel.load(folder).check_template()
+    byte_text().check_template()
+    byte_text(None).check_template()
+
+
+def test_variables_of_a_client_that_a_template_cannot_take_are_the_clients_error() -> None:
+    model = byte_text("{{ messages[0].content + (mood or '') }}")
+    messages = [{"role": "user", "content": "hi"}]
+    assert model.render_chat(messages, kwargs={"mood": "!"}) == "hi!"
+    with pytest.raises(RequestError, match="TypeError") as caught:
+        model.render_chat(messages, kwargs={"mood": 5})
+    assert (caught.value.status, caught.value.param) == (400, "chat_template_kwargs")
 
 
 def test_without_a_template_chats_are_refused() -> None:

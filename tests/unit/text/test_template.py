@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from firstlight.base.errors import ModelFileError, RequestError
 from firstlight.text import template as module
-from firstlight.text.template import ChatTemplate
+from firstlight.text.template import ChatTemplate, TemplateFault
 
 CHATML = (
     "{% for message in messages %}\n"
@@ -80,7 +80,43 @@ def test_what_a_template_refuses_is_the_clients_error() -> None:
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
-@pytest.mark.parametrize("source", ["{% for x in y %}", "{{ 1 +", "{% unknown %}"])
+def test_what_breaks_within_a_template_is_the_servers_error() -> None:
+    for source in ("{{ 1 + messages[0].content }}", "{{ messages[7].content }}", "{{ 1 // 0 }}"):
+        with pytest.raises(TemplateFault, match="fault of the template, not of the request") as caught:
+            render(source, [{"role": "user", "content": "hi"}])
+        assert (caught.value.status, caught.value.kind, caught.value.param) == (500, "server_error", None)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (
+            "{{ raise_exception('a system message is needed.') }}",
+            "plain user message: a system message is needed.",
+        ),
+        ("{{ nothing() }}", "'nothing' is undefined."),
+        ("{{ 1 + 'x' }}", "TypeError: "),
+        ("{{ ''.__class__ }}{{ ''.__class__.x }}", "unsafe"),
+    ],
+)
+def test_a_template_that_renders_no_plain_message_is_the_models_error(source: str, reason: str) -> None:
+    with pytest.raises(ModelFileError, match=r"^test: ") as caught:
+        ChatTemplate(source, "test").check({})
+    assert reason in str(caught.value)
+    assert not str(caught.value).endswith("..")
+    assert "--chat-template" in caught.value.hint
+
+
+def test_a_template_that_works_passes_the_check() -> None:
+    for source in TEMPLATES:
+        ChatTemplate(source, "test").check({"bos_token": "<s>"})
+
+
+NESTED = "{% for i in [1] %}" * 40 + "{% endfor %}" * 40
+DEEP = "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"
+
+
+@pytest.mark.parametrize("source", ["{% for x in y %}", "{{ 1 +", "{% unknown %}", NESTED, DEEP])
 def test_a_broken_template_is_the_models_error(source: str) -> None:
     with pytest.raises(ModelFileError, match="not valid Jinja"):
         ChatTemplate(source, "test")
@@ -103,7 +139,7 @@ def test_a_broken_template_is_the_models_error(source: str) -> None:
     ],
 )
 def test_the_sandbox_holds(source: str) -> None:
-    with pytest.raises(RequestError, match="refused"):
+    with pytest.raises(TemplateFault):
         render(source, [{"role": "user", "content": "hi"}])
 
 

@@ -1,0 +1,16 @@
+"""Where the model that a command names lies on this machine; says so when it must be fetched first.
+
+Used by the commands that open a model. Invariant: standard output is left to results.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def locate(model: str | None) -> Path:
+    """A local path for the model that was asked for; None is the embedded default."""
+    from firstlight.facts.sources import resolve_model
+
+    return resolve_model(model, notify=lambda text: print(text, file=sys.stderr, flush=True))

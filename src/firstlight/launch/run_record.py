@@ -1,0 +1,70 @@
+"""Who runs in a run directory: a small file with the launcher's process id and start time, locked.
+
+Written and read by `run_directory`; whatever lists runs reads it too. The lock also tells of a launcher whose
+process id means nothing here, as that of another container. Invariant: the file is locked before it has any
+content, so a record that can be read and locked belongs to a launcher that has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+
+import msgspec
+
+from firstlight.base.process import start_ticks
+
+RECORD_FILE = "run.json"
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """The launcher of a run. `start_ticks` is None where the system does not tell it."""
+
+    pid: int
+    start_ticks: int | None
+    started_s: float  # Unix time
+
+    def is_running(self) -> bool:
+        """Whether this very process exists, and not another one with its number."""
+        return self.start_ticks is not None and start_ticks(self.pid) == self.start_ticks
+
+
+def write_record(run_dir: Path) -> int:
+    """Records this process as the launcher; the descriptor that holds the lock, which the caller closes."""
+    record = RunRecord(os.getpid(), start_ticks(os.getpid()), time.time())
+    fd = os.open(run_dir / RECORD_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks: process id and start time must do
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(fd, msgspec.json.encode(record) + b"\n")
+    return fd
+
+
+def ended_run(run_dir: Path) -> RunRecord | None:
+    """The record of a run of ours whose launcher has ended; None for anything else. Follows no link."""
+    try:
+        folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(RECORD_FILE, flags, dir_fd=folder)
+        try:
+            if not (_is_ours(folder) and _is_ours(fd) and stat.S_ISREG(os.fstat(fd).st_mode)):
+                return None
+            record = msgspec.json.decode(os.read(fd, 4096), type=RunRecord)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        finally:
+            os.close(fd)
+    except (OSError, msgspec.DecodeError):  # no record, half of one, or a locked one
+        return None
+    finally:
+        os.close(folder)
+    return None if record.is_running() else record
+
+
+def _is_ours(fd: int) -> bool:
+    return os.fstat(fd).st_uid == os.geteuid()
