@@ -13,6 +13,8 @@ import msgspec
 
 CONFIG_FILE = "config.json"
 API_KEYS_FILE = "api-keys"
+REPORT_FILE = "report.json"  # rank 0's start-up report
+API_SOCKET = "api.sock"  # where the api process answers the supervisor, without keys and TLS
 MIN_MODEL_LEN = 3  # the self-test: a prompt of two tokens, and the one that it makes
 
 
@@ -62,6 +64,14 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "text"  # "text" or "json"
 
 
+class LaunchSection(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor does about an engine that is lost or stands still."""
+
+    on_stall: str = "report"  # "report", "restart" or "exit"
+    stall_look_s: float = 5.0  # without useful progress: the first look
+    stall_verdict_s: float = 10.0  # without useful progress: the verdict
+
+
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All sections of one run, and the private directory of its sockets and logs."""
 
@@ -69,6 +79,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSection
     engine: EngineSection
     server: ServerSection
+    launch: LaunchSection = LaunchSection()
     debug: bool = False  # tracebacks beside the messages
 
 

@@ -16,7 +16,13 @@ from typing import Any
 
 import msgspec
 
-from firstlight.base.config import MIN_MODEL_LEN, EngineSection, ModelSection, ServerSection
+from firstlight.base.config import (
+    MIN_MODEL_LEN,
+    EngineSection,
+    LaunchSection,
+    ModelSection,
+    ServerSection,
+)
 from firstlight.base.errors import UsageError, why_unreadable
 from firstlight.base.settings import ALL_SETTINGS, SECTIONS, Setting
 
@@ -47,6 +53,7 @@ class Resolved(msgspec.Struct, frozen=True):
     model: ModelSection
     engine: EngineSection
     server: ServerSection
+    launch: LaunchSection
     reasons: tuple[Reason, ...]
 
 
@@ -90,7 +97,8 @@ def resolve(sources: Sequence[Given], cores: int) -> Resolved:
     engine, reasons["threads"] = _with_threads(EngineSection(**fields["engine"]), cores)
     check_engine(engine)
     model = ModelSection(path="", **fields["model"])
-    return Resolved(model, engine, server, tuple(reasons.values()))
+    launch = LaunchSection(**fields["launch"])
+    return Resolved(model, engine, server, launch, tuple(reasons.values()))
 
 
 def located(model: ModelSection, asked: str | None, path: Path, default_name: str) -> ModelSection:

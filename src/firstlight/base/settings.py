@@ -12,12 +12,13 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from firstlight.base.config import EngineSection, ModelSection, ServerSection
+from firstlight.base.config import EngineSection, LaunchSection, ModelSection, ServerSection
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model": ModelSection,
     "engine": EngineSection,
     "server": ServerSection,
+    "launch": LaunchSection,
 }
 NOT_SETTINGS = {("model", "path")}  # comes from locating the model that was asked for
 
@@ -66,6 +67,10 @@ def _engine(name: str, field: str, help: str, **limits: Any) -> Setting:  # noqa
 
 def _server(name: str, field: str, help: str, **limits: Any) -> Setting:  # noqa: A002
     return Setting(name, "server", field, help, **limits)
+
+
+def _launch(name: str, field: str, help: str, **limits: Any) -> Setting:  # noqa: A002
+    return Setting(name, "launch", field, help, **limits)
 
 
 MODEL_SETTINGS = (
@@ -135,4 +140,18 @@ SERVER_SETTINGS = (
     _server("log-format", "log_format", "How the log is written.", choices=("text", "json")),
 )
 
-ALL_SETTINGS = MODEL_SETTINGS + ENGINE_SETTINGS + SERVER_SETTINGS
+LAUNCH_SETTINGS = (
+    _launch(
+        "on-stall",
+        "on_stall",
+        "What to do when a process of the engine dies or nothing moves. report: keep the port open, answer "
+        "503 with the verdict (a start ends with it). restart: start the engine again. exit: end.",
+        choices=("report", "restart", "exit"),
+    ),
+    _launch("stall-look", "stall_look_s", "Seconds without useful progress until the first look.", minimum=1),
+    _launch(
+        "stall-verdict", "stall_verdict_s", "Seconds without useful progress until the verdict.", minimum=2
+    ),
+)
+
+ALL_SETTINGS = MODEL_SETTINGS + ENGINE_SETTINGS + SERVER_SETTINGS + LAUNCH_SETTINGS

@@ -20,11 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self
 
-import msgspec
-
+from firstlight.base.blackbox.reader import NotABox, PhaseRecord, read_box
+from firstlight.base.blackbox.store import box_path
 from firstlight.base.environment import child_environment
 from firstlight.base.errors import EngineError
-from firstlight.base.phases import PROGRESS_FILE, ProgressLine
 from firstlight.base.process import Child, start_child
 
 _TRY_ALONE = "Run `firstlight serve` with the same model and flags by itself."
@@ -95,16 +94,15 @@ class ServerProcess:
         finally:
             connection.close()
 
-    def progress(self) -> list[ProgressLine]:
-        """What the ranks have said of their start so far; empty where there is no run directory."""
+    def phases(self) -> tuple[PhaseRecord, ...]:
+        """The phases of rank 0 so far; empty where there is no run directory."""
         run_dir = self._run_directory()
         if run_dir is None:
-            return []
+            return ()
         try:
-            lines = (run_dir / PROGRESS_FILE).read_bytes().splitlines()
-        except OSError:
-            return []
-        return [msgspec.json.decode(line, type=ProgressLine) for line in lines]
+            return read_box(box_path(run_dir, "rank-0"), with_events=False).phases
+        except NotABox:
+            return ()
 
     def pss_bytes(self) -> int:
         """Proportional memory of the whole process tree: shared pages are counted once in all."""

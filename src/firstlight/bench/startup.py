@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
+from firstlight.base.blackbox.reader import PhaseRecord
 from firstlight.base.errors import EngineError
-from firstlight.base.phases import READY, ProgressLine
+from firstlight.base.phases import READY, SERVING
 from firstlight.bench.measures import median
 from firstlight.bench.report import plain_table
 from firstlight.bench.server_process import ServerProcess
@@ -66,26 +67,28 @@ def _run(model: Path, flags: Sequence[str]) -> StartupRun:
     with ServerProcess([str(model), *flags]) as server:
         port_s = server.wait_for_port()
         ready_s = server.wait_until_ready()
-        lines = server.progress()
+        phases = server.phases()
         _first_token(server.port)
         return StartupRun(
             port_s=port_s,
             ready_s=ready_s,
             first_token_s=time.monotonic() - server.started_s,
-            phases_s=phase_durations(lines, server.started_s, server.started_s + ready_s),
+            phases_s=phase_durations(phases, server.started_s, server.started_s + ready_s),
             pss_bytes=server.pss_bytes(),
         )
 
 
-def phase_durations(lines: Sequence[ProgressLine], launched_s: float, ready_s: float) -> dict[str, float]:
+def phase_durations(phases: Sequence[PhaseRecord], launched_s: float, ready_s: float) -> dict[str, float]:
     """How long rank 0 was in each phase, from the launch until the port said ready. All on one clock."""
     entered = [(LAUNCH, launched_s)]
-    for line in lines:
-        if line.rank == 0 and line.phase != entered[-1][0]:
-            entered.append((ANSWER if line.phase == READY else line.phase, line.time_s))
+    for phase in phases:
+        if phase.name == SERVING:
+            break
+        if phase.name != entered[-1][0]:
+            entered.append((ANSWER if phase.name == READY else phase.name, phase.start_s))
     durations: dict[str, float] = {}
-    for (phase, start_s), (_, end_s) in pairwise([*entered, ("", ready_s)]):
-        durations[phase] = durations.get(phase, 0.0) + max(0.0, end_s - start_s)
+    for (name, start_s), (_, end_s) in pairwise([*entered, ("", ready_s)]):
+        durations[name] = durations.get(name, 0.0) + max(0.0, end_s - start_s)
     return durations
 
 

@@ -22,7 +22,7 @@ from firstlight.base.resolve import Given
 from firstlight.base.settings import Setting
 
 INTERRUPTED = 130
-_PANELS = {"model": "Model", "engine": "Engine", "server": "Server and its limits"}
+_PANELS = {"model": "Model", "engine": "Engine", "server": "Server and its limits", "launch": "Supervision"}
 
 Debug = Annotated[
     bool, typer.Option("--debug", metavar="", help="Show tracebacks, and all that the ranks print.")

@@ -18,7 +18,7 @@ import msgspec
 import typer
 
 from firstlight.base.errors import ResourceError, UsageError, why_unreadable
-from firstlight.base.phases import READY, ProgressLine
+from firstlight.base.phases import READY
 from firstlight.base.resolve import Given
 from firstlight.base.settings import ENGINE_SETTINGS, MODEL_SETTINGS
 from firstlight.cli.locate import locate
@@ -141,11 +141,25 @@ class _Watch:
         from firstlight.launch.console import Console
 
         self._console = Console(stream, time.monotonic(), num_ranks=1, has_keys=False)
+        self._phase, self._phase_start_s = "", 0.0
 
     def __call__(self, phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = "") -> None:
+        now_s = time.monotonic()
+        if phase != self._phase:
+            self._phase, self._phase_start_s = phase, now_s
+        from firstlight.launch.progress import ProgressLine
+
         self._console.progress(
             ProgressLine(
-                time_s=time.monotonic(), rank=0, phase=phase, done=done, total=total, unit=unit, detail=detail
+                time_s=now_s,
+                name="rank-0",
+                rank=0,
+                phase=phase,
+                start_s=self._phase_start_s,
+                done=done,
+                total=total,
+                unit=unit,
+                detail=detail,
             )
         )
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 
 from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.writer import BlackBox
-from firstlight.base.config import RunConfig
+from firstlight.base.config import REPORT_FILE, RunConfig
 from firstlight.base.errors import FirstlightError
 from firstlight.base.phases import DRAIN, READY, SERVING, PhaseReporter
 from firstlight.engine.channel import PlanReceiver, PlanSender, RequestChannel
@@ -43,6 +44,7 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         self_test(core)
         report("self-test", 1, 1, "tokens")
         description = started.checkpoint.description
+        (run_dir / REPORT_FILE).write_bytes(msgspec.json.encode(started.report))
         channel.send(Ready(started.section.max_model_len, description.vocab_size, started.report))
         report(READY)
         _serve(core, channel, report)

@@ -90,16 +90,6 @@ class StepOutputs(msgspec.Struct, tag="step"):
     stats: EngineStats
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """Where the start-up is: phase name, done of total in `unit` ("bytes", "shapes", …)."""
-
-    phase: str
-    done: int
-    total: int
-    unit: str
-    detail: str = ""
-
-
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine serves. `report` is the start-up report, for `/server_info` and the log."""
 
@@ -116,7 +106,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     exit_code: int
 
 
-FromEngine = StepOutputs | Progress | Ready | Failed
+FromEngine = StepOutputs | Ready | Failed
 
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _from_engine = msgspec.msgpack.Decoder(FromEngine)

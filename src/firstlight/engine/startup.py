@@ -165,9 +165,7 @@ def _throttled(report: Callable[[int, int], None], interval_s: float = 0.1) -> C
     return progress
 
 
-def _make_pool(
-    num_layers: int, sizes: Sizes, shape: AttentionShape, ops: Backend, report: Report
-) -> KVPool:
+def _make_pool(num_layers: int, sizes: Sizes, shape: AttentionShape, ops: Backend, report: Report) -> KVPool:
     num_slots = sizes.num_pages * sizes.section.page_size_tokens
     row_bytes = shape.num_kv_heads * shape.head_size * (ops.key_dtype.itemsize + ops.value_dtype.itemsize)
     total_bytes = num_layers * num_slots * row_bytes

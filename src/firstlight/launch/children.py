@@ -1,4 +1,4 @@
-"""The real world of the supervisor: child processes, their output, their progress, and our signals.
+"""The real world of the supervisor: child processes, their output, their boxes, the port, and our signals.
 
 Made by `launch.serve`, driven by `supervisor.supervise`. Invariant: leaving the `with` block ends every
 child that is left and gives back every descriptor and signal handler.
@@ -7,33 +7,36 @@ child that is left and gives back every descriptor and signal handler.
 from __future__ import annotations
 
 import contextlib
+import os
+import queue
 import selectors
 import signal
 import socket
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from firstlight.base import environment
+from firstlight.base.blackbox.store import boxes_of
 from firstlight.base.clock import Clock
 from firstlight.base.config import RunConfig
-from firstlight.base.failure import read_failure
-from firstlight.base.phases import READY
+from firstlight.base.failure import Failure, read_failure
+from firstlight.base.phases import READY, SERVING
 from firstlight.base.process import Child, start_child
-from firstlight.launch.child_output import ChildOutput
+from firstlight.launch.api_link import ask_for_a_token
 from firstlight.launch.commands import API, ChildSpec
-from firstlight.launch.console import Console
-from firstlight.launch.control import Death, EngineReady, Event, StopAsked
-from firstlight.launch.probe import is_healthy
-from firstlight.launch.progress import ProgressTail
-from firstlight.launch.verdict import title
+from firstlight.launch.control import Death, EngineReady, Event, Probed, Stage, StopAsked
+from firstlight.launch.janitor_process import Janitor
+from firstlight.launch.logs import log_path
+from firstlight.launch.output import ChildOutput, OutputLine
+from firstlight.launch.progress import BoxFollower
+from firstlight.launch.public_side import PublicSide
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_MAX_HELD_LINES = 1000
 _BUSY_WAIT_S = 0.05
-_SERVING_WAIT_S = 0.5
+_SERVING_WAIT_S = 0.25
+_LAST_OUTPUT_S = 0.5  # for what a dead child has written and nobody has read
 
 
 def start_from_spec(spec: ChildSpec) -> Child:
@@ -49,29 +52,28 @@ class Children:
         self,
         config: RunConfig,
         specs: Sequence[ChildSpec],
-        console: Console,
+        public: PublicSide,
         clock: Clock,
+        janitor: Janitor | None = None,
         start: Callable[[ChildSpec], Child] = start_from_spec,
     ) -> None:
         self._config = config
         self._specs = specs
-        self._console = console
+        self._public = public
         self._clock = clock
+        self._janitor = janitor
         self._start = start
         self._running: dict[str, tuple[Child, ChildOutput]] = {}
-        self._num_stops = 0
-        self._is_ready = False
-        # What the api process printed during the start: until it is ready the launcher speaks for the run, so
-        # that the reason why a start fails is said once.
-        self._held: deque[str] = deque(maxlen=_MAX_HELD_LINES)
+        self._pidfds: dict[str, int] = {}
+        self._happened: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
         self._selector = selectors.DefaultSelector()
-        self._tail = ProgressTail(Path(self._config.run_dir))
+        self._follower = BoxFollower(boxes_of(Path(self._config.run_dir)))
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._previous_fd = signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         self._previous: dict[int, Any] = {
             number: signal.signal(number, self._on_signal)
@@ -81,9 +83,7 @@ class Children:
         }
         try:
             for spec in self._specs:
-                child = self._start(spec)
-                self._running[spec.name] = child, ChildOutput(child.output_fd)
-                self._selector.register(child.output_fd, selectors.EVENT_READ, spec.name)
+                self._launch(spec)
         except BaseException:
             self._leave()
             raise
@@ -94,68 +94,81 @@ class Children:
     ) -> None:
         self._leave()
 
-    def wait(self, *, is_serving: bool) -> Sequence[Event]:
-        """What happened, at the latest after half a second."""
-        for key, _ in self._selector.select(_SERVING_WAIT_S if is_serving else _BUSY_WAIT_S):
-            if key.data is None:
-                self._empty_wake_up()
-            else:
-                self._pass_on(key.data)
-        stops, self._num_stops = self._num_stops, 0
-        return [*self._progress(), *(StopAsked() for _ in range(stops)), *self._deaths()]
+    def wait(self, stage: Stage) -> Sequence[Event]:
+        """What happened, at the latest after a quarter of a second."""
+        is_quiet = stage in (Stage.READY, Stage.LOST, Stage.STALLED)
+        self._selector.select(_SERVING_WAIT_S if is_quiet else _BUSY_WAIT_S)
+        self._empty_wake_up()
+        events = [*self._progress(stage), *self._deaths()]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                events.append(self._happened.get_nowait())
+        return events
 
     def terminate(self, names: Sequence[str]) -> None:
         """Ask these children to end."""
+        self._public.stopping(names)
         self._send(names, signal.SIGTERM)
 
     def kill(self, names: Sequence[str]) -> None:
         """End these children."""
         self._send(names, signal.SIGKILL)
 
-    def probe(self) -> bool:
-        """Ask the public port."""
-        return is_healthy(self._config.server)
+    def probe(self) -> None:
+        """Ask for a token through the api process."""
+        ask_for_a_token(self._config, lambda healthy: self._tell(Probed(healthy)))
 
-    def announce(self) -> None:
-        """Tell the person."""
-        self._console.ready(self._config, self._clock.now_s())
-        self._is_ready = True
-        self._say_all(self._held)
-        self._held.clear()
+    def hand_over(self) -> None:
+        """The api process takes the clients."""
+        self._public.hand_over(self._clock.now_s())
+
+    def take_back(self, failure: Failure | None) -> None:
+        """The api process must be unable to accept before we do: also a stopped one does not survive this."""
+        self._send([API], signal.SIGKILL)
+        self._public.take_back(failure)
+
+    def refuse(self, failure: Failure | None) -> None:
+        """The api process says why."""
+        self._public.refuse(failure)
+
+    def accept(self) -> None:
+        """The api process takes requests again."""
+        self._public.resume()
+
+    def _launch(self, spec: ChildSpec) -> None:
+        child = self._start(spec)
+        if self._janitor is not None:
+            self._janitor.name(child.pid)
+        path = log_path(Path(self._config.run_dir), spec.name)
+        output = ChildOutput(child.output_fd, path, lambda line: self._on_line(spec.name, line))
+        self._running[spec.name] = child, output
+        self._public.started(spec.name, child.pid)
+        with contextlib.suppress(OSError, AttributeError):  # not every system has them: then we look often
+            fd = self._pidfds[spec.name] = os.pidfd_open(child.pid)
+            self._selector.register(fd, selectors.EVENT_READ)
+
+    def _on_line(self, name: str, line: OutputLine) -> None:
+        self._public.output(name, line)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._num_stops += 1
+        self._tell(StopAsked())
+
+    def _tell(self, event: Event) -> None:
+        """From any thread."""
+        self._happened.put(event)
+        with contextlib.suppress(OSError):  # it is full of wake-ups, or we have left
+            self._wake_write.send(b"x")
 
     def _empty_wake_up(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._wake_read.recv(64):
                 pass
 
-    def _pass_on(self, name: str) -> None:
-        """Show what a person should see of a child's output: the api's log, or everything with --debug."""
-        output = self._running[name][1]
-        lines = output.read_lines()
-        if output.has_ended:
-            self._selector.unregister(output.fd)
-        if name == API:
-            if self._is_ready or self._config.debug:
-                self._say_all(lines)
-            else:
-                self._held.extend(lines)
-        elif self._config.debug:
-            self._say_all([f"{title(name)}: {line}" for line in lines])
-
-    def _say_all(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self._console.say(line)
-
-    def _progress(self) -> list[Event]:
-        events: list[Event] = []
-        for line in self._tail.read():
-            self._console.progress(line)
-            if line.phase == READY and line.rank == 0:
-                events.append(EngineReady())
-        return events
+    def _progress(self, stage: Stage) -> list[Event]:
+        lines = self._follower.read(self._clock.now_s())
+        self._public.progress(lines, self._clock.now_s())
+        has_token = any(line.rank == 0 and line.phase in (READY, SERVING) for line in lines)
+        return [EngineReady()] if has_token and stage is Stage.STARTING else []
 
     def _deaths(self) -> list[Event]:
         events: list[Event] = []
@@ -163,17 +176,18 @@ class Children:
             cause = child.poll()
             if cause is None:
                 continue
-            if not output.has_ended:
-                self._pass_on(name)
+            output.join(_LAST_OUTPUT_S)
             self._forget(name)
             failure = read_failure(self._config.run_dir, name)
-            events.append(Death(name, self._clock.now_s(), cause, failure, tuple(output.kept)))
+            events.append(Death(name, self._clock.now_s(), cause, failure, output.last_lines))
         return events
 
     def _forget(self, name: str) -> None:
-        child, output = self._running.pop(name)
-        if output.fd in self._selector.get_map():
-            self._selector.unregister(output.fd)
+        child, _ = self._running.pop(name)
+        if name in self._pidfds:
+            fd = self._pidfds.pop(name)
+            self._selector.unregister(fd)
+            os.close(fd)
         child.close()
 
     def _send(self, names: Sequence[str], number: int) -> None:
@@ -190,6 +204,5 @@ class Children:
             signal.signal(number, previous)
         signal.set_wakeup_fd(self._previous_fd)
         self._selector.close()
-        self._tail.close()
         self._wake_read.close()
         self._wake_write.close()

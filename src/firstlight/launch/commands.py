@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from firstlight.base.config import RunConfig
+from firstlight.launch.janitor import RUN_VARIABLE
 
 API = "api"
 # How long an operator thread spins for its next piece of work before it sleeps. libgomp's default spins for
@@ -30,6 +32,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
     command: tuple[str, ...]
     variables: dict[str, str]
     pass_fds: tuple[int, ...] = ()
+    rank: int | None = None
     cores: frozenset[int] | None = None
 
 
@@ -43,12 +46,14 @@ def title(name: str) -> str:
     return "the api process" if name == API else name.replace("-", " ")
 
 
-def child_specs(config: RunConfig, listener_fd: int, cores: Sequence[int]) -> tuple[ChildSpec, ...]:
+def child_specs(
+    config: RunConfig, listener_fd: int, control_fd: int, cores: Sequence[int]
+) -> tuple[ChildSpec, ...]:
     """The ranks, then the api process: the ranks have the longer way to go."""
     ranks = config.engine.tensor_parallel
     shares = core_shares(cores, ranks)
     specs = [_rank_spec(config, rank, shares[rank]) for rank in range(ranks)]
-    return (*specs, _api_spec(config, listener_fd))
+    return (*specs, _api_spec(config, listener_fd, control_fd))
 
 
 def core_shares(cores: Sequence[int], ranks: int) -> list[frozenset[int] | None]:
@@ -62,7 +67,8 @@ def core_shares(cores: Sequence[int], ranks: int) -> list[frozenset[int] | None]
 
 def _rank_spec(config: RunConfig, rank: int, cores: frozenset[int] | None) -> ChildSpec:
     command = (*_python("firstlight.engine.rank"), "--run-dir", config.run_dir, "--rank", str(rank))
-    return ChildSpec(rank_name(rank), command, operator_variables(config.engine.threads), cores=cores)
+    variables = {**operator_variables(config.engine.threads), **_token(config)}
+    return ChildSpec(rank_name(rank), command, variables, rank=rank, cores=cores)
 
 
 def operator_variables(threads: int) -> dict[str, str]:
@@ -70,10 +76,21 @@ def operator_variables(threads: int) -> dict[str, str]:
     return {**_threads(threads), "GOMP_SPINCOUNT": SPIN_COUNT}
 
 
-def _api_spec(config: RunConfig, listener_fd: int) -> ChildSpec:
-    command = (*_python("firstlight.serve.api"), "--run-dir", config.run_dir, "--fd", str(listener_fd))
-    variables = {**_threads(1), "TOKENIZERS_PARALLELISM": "false"}
-    return ChildSpec(API, command, variables, pass_fds=(listener_fd,))
+def _api_spec(config: RunConfig, listener_fd: int, control_fd: int) -> ChildSpec:
+    descriptors = ("--fd", str(listener_fd), "--control-fd", str(control_fd))
+    command = (*_python("firstlight.serve.api"), "--run-dir", config.run_dir, *descriptors)
+    variables = {**_threads(1), "TOKENIZERS_PARALLELISM": "false", **_token(config)}
+    return ChildSpec(API, command, variables, pass_fds=(listener_fd, control_fd))
+
+
+def _token(config: RunConfig) -> dict[str, str]:
+    """By which the janitor knows what belongs to the run."""
+    return {RUN_VARIABLE: run_id(config)}
+
+
+def run_id(config: RunConfig) -> str:
+    """The name of its directory: no two runs of a machine have the same."""
+    return Path(config.run_dir).name
 
 
 def _python(module: str) -> tuple[str, ...]:

@@ -6,18 +6,22 @@ terminal gets whole lines only.
 
 from __future__ import annotations
 
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
 
 from firstlight import __version__
-from firstlight.base.config import RunConfig
-from firstlight.base.phases import READY, ProgressLine
+from firstlight.base.config import REPORT_FILE, RunConfig
+from firstlight.base.phases import READY
 from firstlight.base.program import program
-from firstlight.launch.progress import PhaseTrack
+from firstlight.launch.amounts import amount
+from firstlight.launch.progress import PhaseTrack, ProgressLine
 from firstlight.launch.ready_card import base_url, ready_card
 
 _ERASE_LINE = "\r\x1b[2K"
+_WORTH_A_LINE_S = 0.05
 _REPEAT_S = 5.0  # how often a long phase is mentioned where no live line is possible
-_PREFIXES = ("", "K", "M", "G", "T")
 
 
 class Console:
@@ -30,8 +34,8 @@ class Console:
         self._has_keys = has_keys
         self._is_live = stream.isatty()
         self._live_line = ""
-        self._tracks: dict[int, PhaseTrack] = {}
-        self._mentioned: dict[int, ProgressLine] = {}  # by rank, the newest line that was said
+        self._tracks: dict[str, PhaseTrack] = {}  # of the ranks, by name
+        self._mentioned: dict[str, ProgressLine] = {}  # the newest line that was said
 
     def say(self, text: str) -> None:
         """A whole line (or several); the live line stays below it."""
@@ -42,22 +46,24 @@ class Console:
 
     def progress(self, line: ProgressLine) -> None:
         """A rank has moved: closes the line of the phase it left, renews that of the phase it is in."""
-        track = self._tracks.get(line.rank)
-        if track is not None and track.first.phase == READY:
+        if line.rank is None:
+            return  # the api process is quick, and its log speaks for it
+        track = self._tracks.get(line.name)
+        if track is not None and track.last.phase == READY:
             return  # from here on the log speaks
-        if track is not None and track.first.phase == line.phase:
+        if track is not None and track.last.start_s == line.start_s:
             track = track.followed_by(line)
         else:
-            self._leave(line.rank, line.time_s)
-            track = PhaseTrack(line, line)
-            self._mentioned[line.rank] = line
-        self._tracks[line.rank] = track
+            self._leave(line.name, line.start_s)
+            track = PhaseTrack(line)
+            self._mentioned[line.name] = line
+        self._tracks[line.name] = track
         if line.phase == READY:
             self._finish_live()
         elif self._is_live:
             self._show_live(self._describe(track, line.time_s))
-        elif line.time_s - self._mentioned[line.rank].time_s >= _REPEAT_S:
-            self._mentioned[line.rank] = line
+        elif line.time_s - self._mentioned[line.name].time_s >= _REPEAT_S:
+            self._mentioned[line.name] = line
             self.say(self._describe(track, line.time_s))
 
     def opening(self, config: RunConfig) -> None:
@@ -71,9 +77,8 @@ class Console:
     def ready(self, config: RunConfig, now_s: float) -> None:
         """The server is ready: how long it took, where it is and how to talk to it."""
         self._finish_live()
-        details = [track.last.detail for track in self._tracks.values() if track.last.phase == READY]
-        for detail in filter(None, details):
-            self.say(detail)
+        for row in _explained(Path(config.run_dir) / REPORT_FILE):
+            self.say(row)
         took_s = now_s - self._start_s
         self.say(ready_card(config, took_s, has_keys=self._has_keys, program=program()))
 
@@ -87,13 +92,13 @@ class Console:
         self._finish_live()
         self.say("stopped.")
 
-    def _leave(self, rank: int, now_s: float) -> None:
-        """The phase that `rank` was in is over; one that took no time is not worth a line."""
-        track = self._tracks.get(rank)
-        if track is None or (now_s - track.first.time_s < 0.05 and not track.last.total):
+    def _leave(self, name: str, now_s: float) -> None:
+        """The phase that a rank was in is over; one that took no time is not worth a line."""
+        track = self._tracks.get(name)
+        if track is None or now_s - track.last.start_s < _WORTH_A_LINE_S:
             return
         self._finish_live()
-        if track.last is not self._mentioned[rank] or track.last is track.first:
+        if track.last is not self._mentioned[name] or not track.earlier:
             self.say(self._describe(track, now_s))
 
     def _describe(self, track: PhaseTrack, now_s: float) -> str:
@@ -103,10 +108,10 @@ class Console:
             parts.append(f"rank {last.rank}")
         parts.append(f"{last.phase:<10}")
         if last.total:
-            parts.append(f"{_amount(last.done, last.unit, short=True)} of {_amount(last.total, last.unit)}")
+            parts.append(f"{amount(last.done, last.unit, short=True)} of {amount(last.total, last.unit)}")
         pace = track.pace
         if pace.per_s is not None:
-            parts.append(f"{_amount(pace.per_s, last.unit)}/s")
+            parts.append(f"{amount(pace.per_s, last.unit)}/s")
         if pace.remaining_s is not None and last.done < last.total:
             parts.append(f"{pace.remaining_s:.0f} s left")
         if last.detail:
@@ -129,13 +134,11 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _amount(value: float, unit: str, *, short: bool = False) -> str:
-    """A value with its unit; `short` leaves out the unit of a plain count."""
-    if unit != "bytes":
-        number = f"{value:.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
-        return number if short else f"{number} {unit}".rstrip()
-    for prefix in _PREFIXES[:-1]:
-        if value < 1000:
-            return f"{value:.0f} {prefix}B" if not prefix else f"{value:.1f} {prefix}B"
-        value /= 1000
-    return f"{value:.1f} {_PREFIXES[-1]}B"
+def _explained(report: Path) -> list[str]:
+    """The start-up report: what runs the model, in which layouts, and where the memory goes."""
+    try:
+        values: dict[str, Any] = msgspec.json.decode(report.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return []
+    rows = [("backend", [values["backend"]]), ("layout", values["layouts"]), ("memory", values["memory"])]
+    return [f"  {name:<9} {note}" for name, notes in rows for note in notes]

@@ -8,6 +8,7 @@ the api process or from the front; the api process, which holds the clients, is 
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any
 
 import msgspec
@@ -173,7 +174,7 @@ def step(state: LaunchState, event: Event, now_s: float) -> Decision:
 def _on_engine_ready(state: LaunchState, now_s: float) -> Decision:
     if state.stage is not Stage.STARTING:
         return state, []
-    return _with(state, stage=Stage.CHECKING, probe_at_s=now_s + PROBE_INTERVAL_S), [Probe()]
+    return _with(state, stage=Stage.CHECKING, probe_at_s=math.inf), [Probe()]
 
 
 def _on_probed(state: LaunchState, healthy: bool, now_s: float) -> Decision:
@@ -243,7 +244,7 @@ def _lose(state: LaunchState, now_s: float, *, without_api: bool) -> Decision:
 
 def _on_tick(state: LaunchState, now_s: float) -> Decision:
     if state.stage is Stage.CHECKING and now_s >= state.probe_at_s:
-        return _with(state, probe_at_s=now_s + PROBE_INTERVAL_S), [Probe()]
+        return _with(state, probe_at_s=math.inf), [Probe()]  # the next one when its answer has come
     if state.stage is Stage.LOST and now_s >= state.deadline_s:
         ranks = tuple(name for name in state.running if name != API)
         return _with(state, deadline_s=now_s + LEAVE_S), [Kill(ranks)] if ranks else []

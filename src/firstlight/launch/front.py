@@ -28,7 +28,13 @@ _MAX_CONNECTIONS = 1024
 _EVENT_INTERVAL_S = 0.25
 _KEEP_ALIVE_S = 10.0  # a comment on an event stream without news, so that proxies do not close it
 _OPEN_PATHS = frozenset({"/health", "/health/live"})
-_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
 # A stream of events ends when the picture has one of these.
 _LAST = frozenset({"ready", "failed"})
 
@@ -139,7 +145,9 @@ class Front:
             await self._stream(writer)
         else:
             response = self._respond(method, path, lines)
-            await _send(writer, response if method != "HEAD" else response.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+            await _send(
+                writer, response if method != "HEAD" else response.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+            )
         await _linger(reader, writer)
 
     def _respond(self, method: str, path: str, lines: Sequence[str]) -> bytes:

@@ -1,4 +1,4 @@
-"""What is left when the supervisor is gone, even by SIGKILL: a few lines that end all that belongs to the run.
+"""What is left when the supervisor is gone, even by SIGKILL: a few lines that end all that belongs to a run.
 
 Started by `children` before anything else, as a script of its own and with the reading end of a pipe whose
 other end only the supervisor holds: the pipe ends when the supervisor does. Through it the supervisor names
@@ -105,7 +105,7 @@ def main() -> int:
             if target is not None:
                 shutil.move(target, path)  # the black boxes leave the memory and stay beside the logs
     if left:
-        print(f"firstlight: processes {left} of run {run_id} could not be ended", file=sys.stderr)
+        sys.stderr.write(f"firstlight: processes {left} of run {run_id} could not be ended\n")
     return 1 if left else 0
 
 

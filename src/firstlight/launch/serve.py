@@ -1,34 +1,42 @@
 """`firstlight serve` without its flags: bind, locate the model, start the children, follow them to the end.
 
-Called by the cli. Invariant: the public socket listens before anything slow begins, and whatever happens a
-Unix socket is removed, and the run directory too, unless it holds the logs of a failure.
+Called by the cli. Invariant: the public socket listens and answers before anything slow begins, and whatever
+happens a Unix socket is removed, and the run directory too, unless it holds the logs of a failure.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
+from firstlight.base.blackbox.store import FOLDER, box_path, keep_boxes, make_box_folder
+from firstlight.base.blackbox.writer import BlackBox, create_box
 from firstlight.base.clock import Clock, SystemClock
 from firstlight.base.config import EngineSection, RunConfig, ServerSection, write_config
 from firstlight.base.errors import EngineError
+from firstlight.base.phases import SPAWN
 from firstlight.base.resolve import Resolved, located
 from firstlight.facts.sources import DEFAULT_NAME
 from firstlight.launch.children import Children
-from firstlight.launch.commands import child_specs
+from firstlight.launch.commands import ChildSpec, child_specs, run_id, title
 from firstlight.launch.console import Console
-from firstlight.launch.control import LaunchState
+from firstlight.launch.control import LaunchState, OnStall
 from firstlight.launch.files import check_files
+from firstlight.launch.front import Front, Picture
+from firstlight.launch.janitor_process import start_janitor
 from firstlight.launch.listen import bound_port, listen
-from firstlight.launch.logs import log_path, write_logs
+from firstlight.launch.logs import log_path, write_ends
+from firstlight.launch.public_side import PublicSide
+from firstlight.launch.restart import RestartLimit
 from firstlight.launch.run_directory import make_run_directory, remove_ended_runs, write_api_keys
 from firstlight.launch.supervisor import supervise
-from firstlight.launch.verdict import FAILURE_CODES, Verdict, title, verdict
+from firstlight.launch.verdict import FAILURE_CODES, Verdict, verdict
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,44 +49,137 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     debug: bool = False
 
 
+class Early(msgspec.Struct, frozen=True):
+    """A public socket that is answered on already."""
+
+    listener: socket.socket
+    front: Front
+
+
 def serve(
     order: Order,
     locate: Callable[[str | None], Path],
     stream: TextIO,
+    early: Early | None = None,
     clock: Clock | None = None,
 ) -> int:
     """Serve until asked to stop; the exit code. Raises the errors that come before the first child."""
     clock = clock or SystemClock()
     console = Console(stream, clock.now_s(), order.resolved.engine.tensor_parallel, bool(order.api_keys))
     check_files(order.resolved.model, order.resolved.server)
-    listener = listen(order.resolved.server)
+    public = early or open_early(order.resolved.server, order.api_keys)
     try:
-        server = msgspec.structs.replace(order.resolved.server, port=bound_port(listener))
+        server = msgspec.structs.replace(order.resolved.server, port=bound_port(public.listener))
+        public.front.publish(Picture(message="The model is not ready yet: its files are being looked for."))
         path = locate(order.model)
         _require_servable(path, order.resolved.engine)
         remove_ended_runs()
-        directory = make_run_directory()
-        has_failed = False
-        try:
-            config = _write_run(order, server, path, directory.path)
-            console.opening(config)
-            specs = child_specs(config, listener.fileno(), order.cores)
-            initial = LaunchState(running=tuple(spec.name for spec in specs), drain_s=server.drain_s)
-            with Children(config, specs, console, clock) as children:
-                state = supervise(initial, children, clock)
-            end = verdict(state)
-            has_failed = end.failure is not None and end.failure.exit_code in FAILURE_CODES
-            if has_failed:
-                write_logs(directory.path, state.deaths)
-            _say_end(end, directory.path, console)
-            return end.exit_code
-        finally:
-            directory.close(keep_logs=has_failed)
+        run = _Run(order, server, path, public, console, clock)
+        limit = RestartLimit()
+        while True:
+            end, wants_restart = run.once()
+            if not wants_restart or not limit.allows_another(clock.now_s()):
+                return end.exit_code
+            console.say(f"starting again in {limit.pause_s:.0f} s ({limit.count} of {limit.most})")
+            limit.wait()
     finally:
-        listener.close()
+        public.front.close()
+        public.listener.close()
         if order.resolved.server.uds is not None:
             with contextlib.suppress(OSError):
                 os.unlink(order.resolved.server.uds)
+
+
+def open_early(server: ServerSection, api_keys: tuple[str, ...]) -> Early:
+    """Bind and answer. The keys and files of TLS are those of the api process."""
+    listener = listen(server)
+    try:
+        front = Front()
+        front.protect(api_keys, server.tls_cert, server.tls_key)
+        front.open(listener)
+    except BaseException:
+        listener.close()
+        raise
+    return Early(listener, front)
+
+
+class _Run:
+    """One start of the engine after the other, on one public socket."""
+
+    def __init__(
+        self, order: Order, server: ServerSection, path: Path, public: Early, console: Console, clock: Clock
+    ) -> None:
+        self._order, self._server, self._path = order, server, path
+        self._public, self._console, self._clock = public, console, clock
+
+    def once(self) -> tuple[Verdict, bool]:
+        """From the first child to the end of the last; and whether it shall be started again."""
+        directory = make_run_directory()
+        has_failed = False
+        try:
+            make_box_folder(directory.path)
+            config = self._write_run(directory.path)
+            self._console.opening(config)
+            state = self._follow(config)
+            end = verdict(state)
+            has_failed = end.failure is not None and end.failure.exit_code in FAILURE_CODES
+            if has_failed:
+                write_ends(directory.path, state.deaths)
+            _say_end(end, directory.path, self._console)
+            return end, has_failed and state.wants_restart
+        finally:
+            if has_failed:
+                keep_boxes(directory.path)
+            directory.close(keep_logs=has_failed)
+
+    def _follow(self, config: RunConfig) -> LaunchState:
+        start_s = self._clock.now_s()
+        side = PublicSide(config, self._console, self._public.front, self._public.listener, start_s)
+        run_dir = Path(config.run_dir)
+        paths = [run_dir / FOLDER] if (run_dir / FOLDER).is_symlink() else []
+        janitor = start_janitor(run_id(config), [*paths, *([config.server.uds] if config.server.uds else [])])
+        try:
+            specs = child_specs(
+                config, self._public.listener.fileno(), side.link.child.fileno(), self._order.cores
+            )
+            for spec in specs:
+                _make_box(config, spec)
+            initial = LaunchState(
+                running=tuple(spec.name for spec in specs),
+                drain_s=config.server.drain_s,
+                on_stall=OnStall(config.launch.on_stall),
+            )
+            with Children(config, specs, side, self._clock, janitor) as children:
+                return supervise(initial, children, self._clock)
+        finally:
+            side.close()
+            janitor.dismiss()
+
+    def _write_run(self, run_dir: Path) -> RunConfig:
+        """Everything the children read, in place before the first of them starts."""
+        resolved = self._order.resolved
+        config = RunConfig(
+            run_dir=str(run_dir),
+            model=located(resolved.model, self._order.model, self._path, DEFAULT_NAME),
+            engine=resolved.engine,
+            server=self._server,
+            launch=resolved.launch,
+            debug=self._order.debug,
+        )
+        write_config(config)
+        if self._order.api_keys:
+            write_api_keys(run_dir, self._order.api_keys)
+        return config
+
+
+def _make_box(config: RunConfig, spec: ChildSpec) -> None:
+    """A child's black box, with the phase in which it is before its first line."""
+    path = box_path(Path(config.run_dir), spec.name)
+    role = "api" if spec.rank is None else "rank"
+    create_box(path, role=role, rank=spec.rank, run_id=run_id(config))
+    box = BlackBox(path)
+    box.enter_phase(SPAWN)
+    box.close()
 
 
 def _require_servable(path: Path, engine: EngineSection) -> None:
@@ -89,27 +190,11 @@ def _require_servable(path: Path, engine: EngineSection) -> None:
     require_fit(open_checkpoint(path), engine)
 
 
-def _write_run(order: Order, server: ServerSection, path: Path, run_dir: Path) -> RunConfig:
-    """Everything the children read, in place before the first of them starts."""
-    config = RunConfig(
-        run_dir=str(run_dir),
-        model=located(order.resolved.model, order.model, path, DEFAULT_NAME),
-        engine=order.resolved.engine,
-        server=server,
-        debug=order.debug,
-    )
-    write_config(config)
-    if order.api_keys:
-        write_api_keys(run_dir, order.api_keys)
-    return config
-
-
 def _say_end(end: Verdict, run_dir: Path, console: Console) -> None:
     """How it ended, and after a failure where to read more."""
-    if end.failure is None or end.death is None:
+    if end.failure is None:
         console.closing()
         return
     console.failed(EngineError(end.failure.message, end.failure.hint).explain())
-    log = log_path(run_dir, end.death.name)
-    if log.exists():
-        console.say(f"  the log of {title(end.death.name)} is {log}")
+    if end.death is not None and log_path(run_dir, end.death.name).exists():
+        console.say(f"  the log of {title(end.death.name)} is {log_path(run_dir, end.death.name)}")

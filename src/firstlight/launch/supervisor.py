@@ -19,7 +19,6 @@ from firstlight.launch.control import (
     Kill,
     LaunchState,
     Probe,
-    Probed,
     Refuse,
     Stage,
     TakeBack,
@@ -41,7 +40,9 @@ class World(Protocol):
 
     def kill(self, names: Sequence[str]) -> None: ...
 
-    def probe(self) -> bool: ...
+    def probe(self) -> None:
+        """Ask for a token; `Probed` follows."""
+        ...
 
     def hand_over(self) -> None: ...
 
@@ -59,14 +60,14 @@ def supervise(state: LaunchState, world: World, clock: Clock) -> LaunchState:
         while events:
             state, actions = step(state, events.pop(0), clock.now_s())
             for action in actions:
-                events.extend(_carry_out(action, state, world))
+                _carry_out(action, state, world)
     return state
 
 
-def _carry_out(action: Action, state: LaunchState, world: World) -> list[Event]:
+def _carry_out(action: Action, state: LaunchState, world: World) -> None:
     match action:
         case Probe():
-            return [Probed(world.probe())]
+            world.probe()
         case HandOver():
             world.hand_over()
         case TakeBack():
@@ -79,4 +80,3 @@ def _carry_out(action: Action, state: LaunchState, world: World) -> list[Event]:
             world.terminate(names)
         case Kill(names=names):
             world.kill(names)
-    return []

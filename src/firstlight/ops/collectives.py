@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore
 
 from firstlight.base.blackbox.recorder import NoBox, Recorder
 from firstlight.base.errors import EngineError
@@ -92,12 +93,12 @@ def join(
     """
     if group.size == 1:
         return group
-    store = dist.FileStore(str(rendezvous), group.size)
+    store = FileStore(str(rendezvous), group.size)
     _await_all(group, store, on_arrival)
     try:
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
-            store=dist.PrefixStore("group", store),
+            store=PrefixStore("group", store),
             rank=group.rank,
             world_size=group.size,
             timeout=timedelta(seconds=group.deadline_s),
@@ -111,7 +112,7 @@ def join(
     return group
 
 
-def _await_all(group: Group, store: dist.Store, on_arrival: Callable[[int], None]) -> None:
+def _await_all(group: Group, store: FileStore, on_arrival: Callable[[int], None]) -> None:
     """Count the ranks in, so that the ones which are missing can be named; torch would only time out."""
     store.set(f"rank-{group.rank}", "here")
     give_up_s = time.monotonic() + group.deadline_s

@@ -9,15 +9,17 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import firstlight
+from firstlight.base.config import API_SOCKET
 from firstlight.base.errors import RequestError
 from firstlight.serve import docs_page, errors, handlers_info, handlers_tokens, replies
 from firstlight.serve.access import AccessLog
@@ -49,7 +51,8 @@ def make_app(server: Server, api_keys: Sequence[str] = ()) -> ASGIApp:
     _add_generation(app, server)
     _add_tokens(app, server)
     _add_information(app, server)
-    layered: ASGIApp = Gate(app, server.client)
+    gated: ASGIApp = Gate(app, server.client)
+    layered = gated
     if api_keys:
         layered = KeyCheck(layered, api_keys)
     origins = server.config.server.cors_origins
@@ -61,7 +64,23 @@ def make_app(server: Server, api_keys: Sequence[str] = ()) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    return AccessLog(layered, server.metrics)
+    private = str(Path(server.config.run_dir) / API_SOCKET)
+    return PrivateDoor(private, gated, AccessLog(layered, server.metrics))
+
+
+class PrivateDoor:
+    """The supervisor's way in: its socket lies in the private run directory, so it needs no key, and what it
+    asks is no client's request."""
+
+    def __init__(self, path: str, inside: ASGIApp, outside: ASGIApp) -> None:
+        self._path = path
+        self._inside = inside
+        self._outside = outside
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server = scope.get("server")
+        is_private = server is not None and server[0] == self._path
+        await (self._inside if is_private else self._outside)(scope, receive, send)
 
 
 def _add_generation(app: FastAPI, server: Server) -> None:
@@ -156,6 +175,17 @@ def _add_information(app: FastAPI, server: Server) -> None:
     async def live() -> Response:
         """200 as long as this process answers, whatever the engine does."""
         return _json({"status": "live"})
+
+    @app.get("/startup", tags=["information"])
+    async def startup() -> Response:
+        """How the start went; while it lasts, the supervisor answers here with where each process is."""
+        return _json(server.startup)
+
+    @app.get("/startup/events", tags=["information"])
+    async def startup_events() -> Response:
+        """The start as server-sent events; it is over, so the last one is all there is."""
+        data = replies.encode(server.startup).decode()
+        return Response(f"event: ready\ndata: {data}\n\n", media_type="text/event-stream")
 
     @app.get("/metrics", tags=["information"])
     async def metrics() -> Response:

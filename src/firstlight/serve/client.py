@@ -26,7 +26,6 @@ from firstlight.engine.messages import (
     Drain,
     EngineStats,
     Failed,
-    Progress,
     Ready,
     SequenceOutput,
     StepOutputs,
@@ -35,9 +34,9 @@ from firstlight.engine.messages import (
     decode_from_engine,
     encode,
 )
-from firstlight.serve.errors import STOPPING_AFTER_FAILURE
 
 log = logging.getLogger(__name__)
+LAST_WORDS_LOOKS, LAST_WORDS_LOOK_S = 20, 0.05
 OnOutput = Callable[[SequenceOutput], None]
 
 
@@ -104,7 +103,7 @@ def _merged(before: SequenceOutput, after: SequenceOutput) -> SequenceOutput:
 
 
 class EngineClient:
-    """The engine as the api process sees it: where its start is, its latest figures, and its open sequences.
+    """The engine as the api process sees it: its state, its latest figures, and its open sequences.
 
     `on_step` hears of every step, `on_failure` once of the engine's end. Must be started and used in one
     event loop.
@@ -122,7 +121,6 @@ class EngineClient:
         self._boxes: dict[str, Mailbox] = {}
         self._groups: dict[str, list[str]] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self.progress: Progress | None = None
         self.ready: Ready | None = None
         self.failure: Failed | None = None
         self.is_draining = False
@@ -199,11 +197,11 @@ class EngineClient:
         """Why the engine does not serve, and when to ask again."""
         if self.failure is not None:
             text = f"The engine failed: {as_sentence(self.failure.message)} {self.failure.hint}".strip()
-            return _unavailable(f"{text} {STOPPING_AFTER_FAILURE}", "engine_failed", 10.0)
+            return _unavailable(text, "engine_failed", 10.0)
         if self.is_draining:
             message = "The server is shutting down and takes no new requests; ask another one, or come back."
             return _unavailable(message, "stopping", 5.0)
-        return _unavailable(f"The model is not ready yet: {_where(self.progress)}.", "starting", 1.0)
+        return _unavailable("The model is not ready yet; /startup says how far it is.", "starting", 1.0)
 
     def drain(self, deadline_s: float) -> None:
         """Takes no new requests; tells the engine to finish what runs within `deadline_s`, then to leave."""
@@ -221,6 +219,18 @@ class EngineClient:
         """The HTTP request is answered: its id is free again."""
         self._groups.pop(group, None)
 
+    def refuse(self, failure: Failed) -> None:
+        """The supervisor's verdict: open sequences end with it, new ones are refused with it."""
+        self.failure = failure
+        ids = list(self._boxes)
+        self._end_all(failure.message)
+        if ids:
+            self._send(Abort(ids))  # an engine that moves again shall not work for nobody
+
+    def resume(self) -> None:
+        """The verdict is withdrawn."""
+        self.failure = None
+
     def _send(self, message: ToEngine) -> None:
         self._requests.send(encode(message), zmq.NOBLOCK)
 
@@ -231,8 +241,6 @@ class EngineClient:
             match message:
                 case StepOutputs():
                     self._dispatch(message)
-                case Progress():
-                    self.progress = message
                 case Ready():
                     self.ready = message
                 case Failed():
@@ -256,9 +264,12 @@ class EngineClient:
         """The connection to the engine ends only when its process does."""
         await recv_monitor_message(monitor)
         if not self.is_draining:
-            # Its last message may still be on its way through the other socket.
-            await asyncio.sleep(0.2)
-            self._fail(Failed("the engine process ended", "", 6))
+            # Its last message may still be on its way, and so may what the supervisor has to say of its end.
+            for _ in range(LAST_WORDS_LOOKS):
+                if self.failure is not None:
+                    break
+                await asyncio.sleep(LAST_WORDS_LOOK_S)
+            self._fail(Failed("the engine process ended", "Its log in the run directory says why.", 6))
         else:
             self._end_all("the engine ended before this request was finished")
 
@@ -274,16 +285,6 @@ class EngineClient:
         for request_id, box in list(self._boxes.items()):
             del self._boxes[request_id]
             box.deliver(SequenceOutput(request_id, [], finish_reason=FINISH_ERROR, error=error))
-
-
-def _where(progress: Progress | None) -> str:
-    if progress is None:
-        return "the engine process is starting"
-    text = f"phase {progress.phase}"
-    if progress.total:
-        share = 100 * progress.done // progress.total
-        text += f", {progress.done} of {progress.total} {progress.unit} ({share} %)"
-    return f"{text}, {progress.detail}" if progress.detail else text
 
 
 def _unavailable(message: str, code: str, retry_after_s: float) -> RequestError:

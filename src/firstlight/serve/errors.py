@@ -21,7 +21,6 @@ from firstlight.engine.messages import FINISH_REJECTED, SequenceOutput
 log = logging.getLogger(__name__)
 QUEUE_RETRY_S = 1.0
 # A failed engine is not restarted: the launcher ends the run, and prints the reason.
-STOPPING_AFTER_FAILURE = "The server is stopping; its own output and its run directory hold the reason."
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -80,7 +79,7 @@ def engine_error(output: SequenceOutput) -> RequestError:
             )
         return RequestError(f"The engine refused the request: {reason}", code="rejected")
     return RequestError(
-        f"The engine failed while it worked on this request: {as_sentence(reason)} {STOPPING_AFTER_FAILURE}",
+        f"The engine failed while it worked on this request: {as_sentence(reason)} /health says more.",
         code="engine_failed",
         status=503,
         kind="server_error",

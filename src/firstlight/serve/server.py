@@ -21,7 +21,10 @@ from firstlight.text.model import TextModel
 
 @dataclass(frozen=True)
 class Server:
-    """One api process. `generation_defaults` are the model's own sampling values."""
+    """One api process.
+
+    `generation_defaults` are the model's own sampling values, `startup` is how the start went.
+    """
 
     config: RunConfig
     text: TextModel
@@ -29,6 +32,7 @@ class Server:
     metrics: Metrics
     end_token_ids: frozenset[int] = frozenset()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    startup: dict[str, Any] = field(default_factory=lambda: {"status": "ready"})
     started_unix_s: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -33,7 +33,9 @@ def path(tmp_path: Path) -> Path:
 def test_a_new_box_says_who_it_is_for(path: Path) -> None:
     box = read_box(path)
     assert (box.role, box.rank, box.run_id, box.pid) == ("rank", 0, "run-1", 0)
-    assert box.phase is None and not box.events and not box.notes
+    assert box.phase is None
+    assert not box.events
+    assert not box.notes
 
 
 def test_a_claimed_box_names_the_process(path: Path) -> None:
@@ -60,7 +62,8 @@ def test_phases_keep_their_last_odometer(path: Path) -> None:
     weights, kv = read_box(path).phases
     assert (weights.name, weights.odometer) == ("weights", Odometer(100, 100, "bytes"))
     assert (kv.name, kv.odometer) == ("kv", Odometer(1, 3, "pages"))
-    assert weights.detail.startswith("über über") and "\ufffd" not in weights.detail
+    assert weights.detail.startswith("über über")
+    assert "\ufffd" not in weights.detail
     assert weights.start_s <= kv.start_s <= time.monotonic()
 
 
@@ -79,14 +82,16 @@ def test_the_phase_log_never_wraps(path: Path) -> None:
     for number in range(layout.NUM_PHASES + 7):
         writer.enter_phase(f"phase {number % 20}")
     box = read_box(path)
-    assert len(box.phases) == layout.NUM_PHASES and box.phases[0].name == "phase 0"
+    assert len(box.phases) == layout.NUM_PHASES
+    assert box.phases[0].name == "phase 0"
     assert "7 phases found no room" in box.notes
 
 
 def test_more_names_than_room(path: Path) -> None:
     writer = BlackBox(path)
     numbers = [writer.name(f"name {number}") for number in range(layout.NUM_NAMES + 3)]
-    assert numbers[-1] == 0 and writer.name("name 5") == 6
+    assert numbers[-1] == 0
+    assert writer.name("name 5") == 6
     assert "3 names found no room" in read_box(path).notes
 
 
@@ -96,7 +101,8 @@ def test_collectives_and_counters(path: Path) -> None:
     writer.enter_collective(reduce, 2**40)
     writer.set(Counter.STEP, 2**63)
     box = read_box(path)
-    assert box.entered == Collective("layers.3.mlp", 2**40) and box.left == Collective("", 0)
+    assert box.entered == Collective("layers.3.mlp", 2**40)
+    assert box.left == Collective("", 0)
     assert box.step == 2**63
     writer.leave_collective(reduce, 2**40)
     assert read_box(path).left == box.entered
@@ -111,7 +117,8 @@ def test_a_ring_holds_the_latest_events(path: Path) -> None:
     events = read_box(path).events
     assert [event.number for event in events] == list(range(11, layout.RING_EVENTS + 11))
     assert events[-1].values[:2] == (layout.RING_EVENTS + 9, (layout.RING_EVENTS + 9) * 2)
-    assert {event.ring for event in events} == {"main"} and events[0].name == "step"
+    assert {event.ring for event in events} == {"main"}
+    assert events[0].name == "step"
 
 
 def test_each_thread_has_its_ring_and_there_are_four(path: Path) -> None:
@@ -129,9 +136,7 @@ def test_each_thread_has_its_ring_and_there_are_four(path: Path) -> None:
     assert len(read_box(path).events) == 100 * layout.NUM_RINGS
 
 
-def test_a_full_file_system_is_an_error_at_creation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_file_system_is_an_error_at_creation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(fd: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -176,7 +181,8 @@ def test_an_odometer_that_is_being_reset_is_not_the_next_phases(path: Path) -> N
     writer.enter_phase("kv", 3, "pages")
     writer.set(Counter.PHASE, 0)  # the writer stopped between two stores of `enter_phase`
     weights, kv = read_box(path).phases
-    assert weights.odometer == Odometer(10, 10, "bytes") and kv.odometer == Odometer()
+    assert weights.odometer == Odometer(10, 10, "bytes")
+    assert kv.odometer == Odometer()
 
 
 def test_read_while_it_is_written(path: Path) -> None:

@@ -25,7 +25,8 @@ def test_boxes_of_a_run_on_a_disk_are_in_memory_until_its_end(tmp_path: Path) ->
         assert real == tmp_path / "boxes" or not real.exists()
     kept = read_box(box_path(tmp_path, "rank-1"))
     assert (kept.rank, kept.pid, kept.run_id) == (1, os.getpid(), tmp_path.name)
-    assert kept.phase is not None and kept.phase.name == "weights"
+    assert kept.phase is not None
+    assert kept.phase.name == "weights"
     assert not (tmp_path / "boxes").is_symlink()
 
 

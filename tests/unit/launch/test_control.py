@@ -60,7 +60,12 @@ READY = ((1.0, EngineReady()), (1.1, Probed(True)))
 
 def test_ready_only_after_a_token_came_through_the_api() -> None:
     state, actions = play(
-        (1.0, EngineReady()), (1.0, Probed(False)), (1.01, Tick()), (1.2, Tick()), (1.2, Probed(True))
+        (1.0, EngineReady()),
+        (1.9, Tick()),
+        (2.0, Probed(False)),
+        (2.01, Tick()),
+        (2.2, Tick()),
+        (2.3, Probed(True)),
     )
     assert actions == [Probe(), Probe(), HandOver()]
     assert state.stage is Stage.READY

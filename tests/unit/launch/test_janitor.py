@@ -27,9 +27,11 @@ plain = subprocess.Popen([sys.executable, "-c", sleep], env=marked, start_new_se
 # A grandchild in a session of its own, whose parent has gone.
 nested = (
     "import subprocess, sys; "
-    "print(subprocess.Popen([sys.executable, '-c', %r], start_new_session=True, stdout=-3, stderr=-3).pid)" % sleep
+    "sleep = [sys.executable, '-c', %r]; "
+    "print(subprocess.Popen(sleep, start_new_session=True, stdout=-3, stderr=-3).pid)" % sleep
 )
-orphan = int(subprocess.run([sys.executable, "-c", nested], env=marked, capture_output=True, text=True).stdout)
+run = subprocess.run([sys.executable, "-c", nested], env=marked, capture_output=True, text=True)
+orphan = int(run.stdout)
 # One that hides the token, but was named.
 hidden = subprocess.Popen([sys.executable, "-c", sleep], start_new_session=True)
 janitor.name(hidden.pid)
@@ -72,7 +74,8 @@ def test_after_a_kill_of_the_supervisor_nothing_of_the_run_is_left(
     tmp_path: Path, bystander: subprocess.Popen[bytes]
 ) -> None:
     supervisor, pids = start(tmp_path, "die")
-    assert len(pids) == 3 and all(map(is_alive, pids))
+    assert len(pids) == 3
+    assert all(map(is_alive, pids))
     supervisor.kill()
     supervisor.wait()
     deadline_s = time.monotonic() + 5
@@ -92,7 +95,8 @@ def test_a_janitor_that_is_dismissed_touches_nothing(tmp_path: Path) -> None:
     try:
         assert supervisor.stdout is not None
         assert supervisor.stdout.readline() == "dismissed\n"
-        assert all(map(is_alive, pids)) and (tmp_path / "a.sock").exists()
+        assert all(map(is_alive, pids))
+        assert (tmp_path / "a.sock").exists()
     finally:
         supervisor.kill()
         supervisor.wait()

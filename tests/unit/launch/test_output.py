@@ -56,7 +56,8 @@ def test_a_real_pipe_is_drained_to_lines_and_log(tmp_path: Path) -> None:
     os.close(write_fd)
     output.join(5)
     os.close(read_fd)
-    assert texts(lines) == ["one", "two "] and lines[1].is_partial
+    assert texts(lines) == ["one", "two "]
+    assert lines[1].is_partial
     assert output.last_lines == ("one", "two ")
     assert (tmp_path / "rank-0.log").read_bytes() == b"one\ntwo "
 

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from firstlight.base.failure import Failure
 from firstlight.base.process import ExitCause
-from firstlight.launch.control import Death, EngineReady, Event, LaunchState, Stage, Stalled, StopAsked
+from firstlight.launch.control import (
+    Death,
+    EngineReady,
+    Event,
+    LaunchState,
+    Probed,
+    Stage,
+    Stalled,
+    StopAsked,
+)
 from firstlight.launch.supervisor import supervise
 
 
@@ -32,9 +41,9 @@ class ScriptedWorld:
     def kill(self, names: Sequence[str]) -> None:
         self.told.append(f"kill {' '.join(names)}")
 
-    def probe(self) -> bool:
+    def probe(self) -> None:
         self.told.append("probe")
-        return self.probes.pop(0)
+        self.batches[0].insert(0, Probed(self.probes.pop(0)))
 
     def hand_over(self) -> None:
         self.told.append("hand over")
@@ -55,6 +64,7 @@ def test_a_whole_life() -> None:
         batches=[
             [],
             [EngineReady()],
+            [],
             [],
             [StopAsked()],
             [Death("api", 1, clean)],
@@ -89,7 +99,8 @@ def test_a_lost_rank_is_told_to_clients_until_somebody_stops_the_server() -> Non
     )
     end = supervise(LaunchState(running=("rank-0", "rank-1", "api"), drain_s=1.0), world, world)
     said = [text for text in world.told if text.startswith("refuse")]
-    assert len(said) == 1 and "rank 1 was ended by SIGKILL" in said[0]
+    assert len(said) == 1
+    assert "rank 1 was ended by SIGKILL" in said[0]
     assert world.told[2:] == [said[0], "terminate rank-0", "terminate api"]
     assert end.stage is Stage.ENDED
 

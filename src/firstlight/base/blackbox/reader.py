@@ -2,7 +2,8 @@
 
 Called by the supervisor, the doctor and `firstlight blackbox`. It maps the file for reading only and never
 makes the writer wait. A record that is being written is read again a bounded number of times; then it is
-left out and a note says that the writer died or was stopped inside it. Invariant: every record returned was whole.
+left out, and a note says that the writer died or was stopped inside it. Invariant: every record returned was
+whole.
 """
 
 from __future__ import annotations

@@ -14,9 +14,7 @@ from firstlight.base.blackbox.layout import Counter
 class EventRing(Protocol):
     """The latest events of one thread."""
 
-    def write(
-        self, name: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, e: int = 0
-    ) -> None: ...
+    def write(self, name: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, e: int = 0) -> None: ...
 
 
 class Recorder(Protocol):

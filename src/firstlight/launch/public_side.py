@@ -1,0 +1,135 @@
+"""What the world sees of a run: the answers on the port, the person's terminal, and who gives them when.
+
+Made by `launch.serve`, told by `children` what happens. Invariant: of front and api process exactly one
+accepts on the public socket, except for the moment of the hand-over, in which nobody does.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from firstlight.base.config import RunConfig
+from firstlight.base.failure import Failure
+from firstlight.launch.api_link import ApiLink
+from firstlight.launch.commands import API, title
+from firstlight.launch.console import Console
+from firstlight.launch.front import Front, Picture
+from firstlight.launch.output import OutputLine
+from firstlight.launch.picture import Situation, picture
+from firstlight.launch.progress import PhaseTrack, ProgressLine
+from firstlight.serve.orders import Accept, Refuse, Resume
+
+_MAX_HELD_LINES = 1000
+
+
+class PublicSide:
+    """One run as it is seen from outside. `start_s` is the launch on the monotonic clock."""
+
+    def __init__(
+        self, config: RunConfig, console: Console, front: Front, listener: socket.socket, start_s: float
+    ) -> None:
+        self.link = ApiLink()
+        self._config = config
+        self._console = console
+        self._front = front
+        self._listener = listener
+        self._start_s = start_s
+        self._status = "starting"
+        self._verdict: Failure | None = None
+        self._tracks: dict[str, PhaseTrack] = {}
+        self._pids: dict[str, int] = {}
+        self._lock = threading.Lock()  # lines come from the threads that drain the output
+        # What the api process printed during the start: until it is ready the supervisor speaks for the run,
+        # so that the reason why a start fails is said once.
+        self._held: deque[str] = deque(maxlen=_MAX_HELD_LINES)
+        self._is_handed_over = False
+
+    def started(self, name: str, pid: int) -> None:
+        """A child has its process."""
+        self._pids[name] = pid
+
+    def progress(self, lines: Sequence[ProgressLine], now_s: float) -> None:
+        """The processes have moved."""
+        for line in lines:
+            before = self._tracks.get(line.name)
+            same = before is not None and before.last.start_s == line.start_s
+            self._tracks[line.name] = before.followed_by(line) if same and before else PhaseTrack(line)
+            self._console.progress(line)
+        if lines and not self._is_handed_over:
+            self._publish(now_s)
+
+    def output(self, name: str, line: OutputLine) -> None:
+        """A child has printed a line: shown if it is the api's log, or with --debug. From any thread."""
+        with self._lock:
+            if name == API and not (self._is_handed_over or self._config.debug):
+                self._held.append(line.text)
+            elif name == API:
+                self._console.say(line.text)
+            elif self._config.debug:
+                self._console.say(f"{title(name)}: {line.text}")
+
+    def hand_over(self, now_s: float) -> None:
+        """Ready: from now on the api process accepts."""
+        self._status = "ready"
+        self._publish(now_s)
+        self._front.pause()
+        self.link.send(Accept(self._picture(now_s).startup))
+        with self._lock:
+            self._console.ready(self._config, now_s)
+            self._is_handed_over = True
+            for text in self._held:
+                self._console.say(text)
+            self._held.clear()
+
+    def take_back(self, failure: Failure | None) -> None:
+        """The api process is ended: the front says why to whoever asks."""
+        self._status, self._verdict = ("lost" if self._is_handed_over else "failed"), failure
+        self._tell(failure)
+        self._is_handed_over = False
+        self._publish(self._start_s)
+        self._front.open(self._listener)
+
+    def refuse(self, failure: Failure | None) -> None:
+        """The engine is lost or stands still; the api process says so."""
+        self._verdict = failure
+        self._tell(failure)
+        if failure is not None:
+            self.link.send(Refuse(failure.message, failure.hint))
+
+    def resume(self) -> None:
+        """It moves again."""
+        self._verdict = None
+        self.link.send(Resume())
+        self._console.say("it moves again: requests are taken.")
+
+    def stopping(self, names: Sequence[str]) -> None:
+        """Children are told to end."""
+        if API in names and self._verdict is None:
+            self._status = "stopping"
+            self._publish(self._start_s)
+
+    def close(self) -> None:
+        """The run is over."""
+        self.link.close()
+
+    def _tell(self, failure: Failure | None) -> None:
+        if failure is not None and self._is_handed_over:
+            hint = f"\n  what to do: {failure.hint}" if failure.hint else ""
+            self._console.say(f"error: {failure.message}{hint}")
+
+    def _publish(self, now_s: float) -> None:
+        self._front.publish(self._picture(now_s))
+
+    def _picture(self, now_s: float) -> Picture:
+        situation = Situation(
+            status=self._status,
+            model=self._config.model.served_names[0],
+            elapsed_s=max(0.0, now_s - self._start_s),
+            tracks=self._tracks,
+            pids=self._pids,
+            verdict=self._verdict,
+        )
+        return picture(situation)
