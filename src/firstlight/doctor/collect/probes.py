@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -69,13 +69,17 @@ class Request:
 def ask(request: Request, timeout_s: float = _TIMEOUT_S) -> Answer:
     """One request, with TLS when the port asks for it. Never raises for what the network does."""
     answer = _ask(request, timeout_s, is_tls=False)
-    return _ask(request, timeout_s, is_tls=True) if answer.outcome == "tls" else answer
+    if answer.outcome != "tls":
+        return answer
+    # Its certificate is not checked, so a key goes to this machine only.
+    headers = request.headers if request.host in _LOOPBACK else ()
+    return _ask(replace(request, headers=headers), timeout_s, is_tls=True)
 
 
 def _ask(request: Request, timeout_s: float, *, is_tls: bool) -> Answer:
     start_s = time.monotonic()
     received = bytearray()
-    outcome = "answered"
+    outcome = "unreachable"
     try:
         with contextlib.ExitStack() as stack:
             connection = stack.enter_context(
@@ -86,20 +90,19 @@ def _ask(request: Request, timeout_s: float, *, is_tls: bool) -> Answer:
                 connection = stack.enter_context(_wrap(connection))
             connection.sendall(request.encoded())
             _read(connection, received, start_s + timeout_s)
+            outcome = "answered" if received else "reset"  # closed without a word
     except TimeoutError:
-        outcome = "unreachable" if outcome == "answered" else outcome
+        pass  # before the connection: unreachable; after it: silent
     except ConnectionRefusedError:
         outcome = "refused"
-    except ConnectionError:
-        outcome = "reset"
     except OSError:
-        outcome = "unreachable" if outcome == "answered" else "reset"
+        outcome = "reset" if outcome == "silent" else "unreachable"
     return _answer(bytes(received), outcome, time.monotonic() - start_s, is_tls)
 
 
 def _wrap(connection: socket.socket) -> ssl.SSLSocket:
     context = ssl.create_default_context()
-    context.check_hostname = False  # we ask whether it answers, and send it nothing secret
+    context.check_hostname = False  # we ask whether it answers, not who it is
     context.verify_mode = ssl.CERT_NONE
     return context.wrap_socket(connection)
 
@@ -122,9 +125,7 @@ def _answer(data: bytes, outcome: str, seconds: float, is_tls: bool) -> Answer:
     head, _, body = data.partition(b"\r\n\r\n")
     words = head.split(None, 2)
     if not head.startswith(b"HTTP/") or len(words) < 2 or not words[1].isdigit():
-        # A server that closes an accepted connection without a word is reset; a TLS one may do so as well.
-        closed = "reset" if outcome == "silent" and not data and seconds < _TIMEOUT_S * 0.9 else outcome
-        return Answer(closed, None, seconds, data[:200].decode("utf-8", "replace"))
+        return Answer(outcome, None, seconds, data[:200].decode("utf-8", "replace"))
     pairs = (line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:])
     headers = {name.lower(): value.strip() for name, _, value in pairs}
     return Answer("answered", int(words[1]), seconds, body.decode("utf-8", "replace"), headers)
