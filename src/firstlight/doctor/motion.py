@@ -14,10 +14,12 @@ from collections.abc import Mapping
 import msgspec
 
 from firstlight.doctor.evidence import Case
-from firstlight.doctor.progress import ProcessorUse, Progress, processor_use, progress_of
+from firstlight.doctor.progress import ProcessorUse, Progress, heart_beats, processor_use, progress_of
 from firstlight.doctor.serving import Serving, serving_of
 from firstlight.doctor.target import Role
 from firstlight.doctor.values_process import BlackBoxSeen, LogTail, ProcessState
+
+_WATCHERS = (Role.SUPERVISOR, Role.JANITOR)
 
 
 class State(enum.Enum):
@@ -162,6 +164,14 @@ class _Judge:
             return state, tuple(item.detail for item in progress)
         if use is None:
             return State.UNCLEAR, ("there were not two looks at its processor time",)
+        process = self.case.target.process(key)
+        if process is not None and process.role in _WATCHERS and use.cores < self.thresholds.spinning_cores:
+            return State.IDLE, ("it only watches the others",)
+        beats = heart_beats(self.case, key)
+        if beats is False:
+            return State.BLOCKED, (f"its event loop did not turn ({use.cores:.2f} cores)",)
+        if beats and use.cores < self.thresholds.spinning_cores:
+            return State.IDLE, ("its event loop turns, and waits for the others",)
         if use.busiest < self.thresholds.blocked_cores:
             if self.serving.is_idle:
                 return State.IDLE, ("the server is up and nothing is asked of it",)
@@ -249,7 +259,8 @@ def _overall(vital: list[ProcessMotion], core: list[ProcessMotion]) -> tuple[Sta
             return state, found
     states = {motion.state for motion in core}
     if states <= {State.IDLE}:
-        return State.IDLE, core
+        stuck = [motion for motion in vital if motion.state is State.BLOCKED]
+        return (State.BLOCKED, stuck) if stuck else (State.IDLE, core)
     if State.BLOCKED in states and State.UNCLEAR not in states:
         return State.BLOCKED, [motion for motion in core if motion.state is State.BLOCKED]
     return State.UNCLEAR, core

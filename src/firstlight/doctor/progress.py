@@ -62,12 +62,23 @@ def processor_use(case: Case, key: str) -> ProcessorUse | None:
     )
 
 
+def heart_beats(case: Case, key: str) -> bool | None:
+    """Whether the event loop of a process without a rank turned between the looks; None: it does not count.
+
+    Such a process counts its turns where a rank counts its steps: a sign of life, but no progress.
+    """
+    pair = case.pair(BlackBoxSeen, key)
+    if pair is None or pair.second.value.box.rank is not None or not pair.first.value.box.step:
+        return None
+    return pair.first.value.box.step < pair.second.value.box.step
+
+
 def _of_box(case: Case, key: str) -> Iterator[Progress]:
     pair = case.pair(BlackBoxSeen, key)
     if pair is None:
         return
     first, second = pair.first.value.box, pair.second.value.box
-    if first.step < second.step:
+    if first.step < second.step and second.rank is not None:
         steps = second.step - first.step
         yield Progress(
             what="steps", per_s=steps / pair.seconds, detail=f"{steps} engine steps", evidence=pair.ids

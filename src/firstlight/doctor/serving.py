@@ -39,7 +39,7 @@ def serving_of(case: Case) -> Serving:
     if boxes:
         phases = [seen.value.box.phase for seen in boxes]
         is_up = all(phase is not None and phase.name in PHASES for phase in phases)
-        requests = max(seen.value.box.running + seen.value.box.waiting for seen in boxes)
+        requests = _requests(case)
         ids += [seen.id for seen in boxes]
     else:
         probes = [seen for seen in case.all(HttpProbe, subject=RUN) if seen.value.status == 200]
@@ -57,3 +57,12 @@ def serving_of(case: Case) -> Serving:
         is_generating=any(seen.value.has_token for seen in tried) if tried else None,
         evidence=tuple(ids),
     )
+
+
+def _requests(case: Case) -> int:
+    """Requests that were there in every look: the api process knows some that no rank has taken yet."""
+    most: dict[int, int] = {}
+    for seen in case.all(BlackBoxSeen):
+        look, box = seen.evidence.look, seen.value.box
+        most[look] = max(most.get(look, 0), box.running + box.waiting)
+    return min(most.values(), default=0)

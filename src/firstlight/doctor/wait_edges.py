@@ -11,7 +11,7 @@ import msgspec
 
 from firstlight.base.blackbox.reader import Collective
 from firstlight.doctor.evidence import Case, Seen
-from firstlight.doctor.target import RUN
+from firstlight.doctor.target import RUN, Role
 from firstlight.doctor.values_host import FileLocks, PipeEnds, Pipes, SocketEnd, Sockets, Tree
 from firstlight.doctor.values_process import BlackBoxSeen, Descriptor, Descriptors, Threads, ThreadState
 
@@ -41,7 +41,7 @@ def find_edges(case: Case) -> Iterator[Edge]:
     yield from _lock_edges(case)
     for process in case.target.processes:
         threads = case.seen(Threads, process.key)
-        if threads is None:
+        if threads is None or process.role is Role.JANITOR:  # which waits for the end of the run
             continue
         for thread in threads.value.threads:
             if thread.state in ("S", "D"):

@@ -126,6 +126,7 @@ def test_serving_native() -> None:
     asked = {"phase": "serving", "requests": (1, 2)}
     assert judged(*looks(), *boxes(serving, serving, age_s=500)) is State.IDLE
     assert judged(*looks(), *boxes(asked, asked, age_s=500)) is State.BLOCKED
+    assert judged(*looks(), *boxes(serving, asked)) is State.IDLE, "it came only with the second look"
     assert judged(*looks(cpu_s=0.1), *boxes(serving, serving)) is State.IDLE
     assert judged(*looks(cpu_s=1.9), *boxes(asked, {**asked, "step": 40})) is State.MOVING
     assert judged(*looks(cpu_s=1.9), *boxes(asked, asked, age_s=6)) is State.SPINNING
@@ -174,6 +175,31 @@ def test_processes_that_only_wait_do_not_decide() -> None:
     seen = [*looks(cpu_s=1.9), *looks(key="launcher")]
     motion = judge_motion(case(target(RANK, launcher), seen), Thresholds(spin_after_s=1))
     assert motion.state is State.SPINNING
+
+
+def test_the_api_counts_turns_of_its_loop_which_are_life_and_no_progress() -> None:
+    api = made_up("api", 9, Role.API)
+    up = [*looks(), *boxes({"phase": "serving"}, {"phase": "serving"})]
+
+    def turns(*steps: int) -> list[tuple[int, str, Value]]:
+        seen = (BlackBoxSeen(path="/y", box=box(None, step=step), is_alive=True) for step in steps)
+        return [(number, "api", value) for number, value in enumerate(seen)]
+
+    alive = judge_motion(case(target(api, RANK), [*up, *looks(key="api"), *turns(10, 30)]))
+    assert (alive.state, alive.processes[0].progress) == (State.IDLE, ())
+    asked = boxes(*[{"phase": "serving", "requests": (1, 0)}] * 2)
+    waits = judge_motion(case(target(api, RANK), [*looks(), *asked, *looks(key="api"), *turns(10, 30)]))
+    assert [one.state for one in waits.processes] == [State.IDLE, State.BLOCKED]
+    stuck = judge_motion(case(target(api, RANK), [*up, *looks(key="api"), *turns(10, 10)]))
+    assert stuck.processes[0].state is State.BLOCKED
+    assert stuck.state is State.BLOCKED
+
+
+def test_who_only_watches_is_never_blocked() -> None:
+    watcher = made_up("supervisor", 9, Role.SUPERVISOR)
+    motion = judge_motion(case(target(watcher, RANK), [*looks(), *looks(key="supervisor")]))
+    assert [one.state for one in motion.processes] == [State.IDLE, State.BLOCKED]
+    assert motion.state is State.BLOCKED
 
 
 def test_nothing_was_found_and_one_look_only() -> None:
