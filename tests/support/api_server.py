@@ -19,9 +19,10 @@ import uvloop
 
 from firstlight.base.config import EngineSection, ModelSection, RunConfig, ServerSection
 from firstlight.engine.messages import Submit
-from firstlight.serve.api import HttpServer, make_http
 from firstlight.serve.client import EngineClient
+from firstlight.serve.http_server import HttpServer
 from firstlight.serve.metrics import Metrics
+from firstlight.serve.process import make_http
 from firstlight.serve.server import Server
 from firstlight.text.model import TextModel
 from support.byte_text import END, byte_text, tokens

@@ -25,7 +25,6 @@ from firstlight.engine.messages import (
     Drain,
     Failed,
     FromEngine,
-    Progress,
     Ready,
     SequenceOutput,
     Submit,
@@ -80,7 +79,7 @@ class RankProcesses:
             message = self.receive()
             if isinstance(message, Ready):
                 return message
-            assert isinstance(message, Progress), message
+            raise AssertionError(message)
 
     def send(self, message: ToEngine) -> None:
         self._requests.send(encode(message))

@@ -35,7 +35,7 @@ class Console:
         self._is_live = stream.isatty()
         self._live_line = ""
         self._tracks: dict[str, PhaseTrack] = {}  # of the ranks, by name
-        self._mentioned: dict[str, ProgressLine] = {}  # the newest line that was said
+        self._mentioned: dict[str, ProgressLine] = {}  # the newest line of its phase that was said
 
     def say(self, text: str) -> None:
         """A whole line (or several); the live line stays below it."""
@@ -56,13 +56,13 @@ class Console:
         else:
             self._leave(line.name, line.start_s)
             track = PhaseTrack(line)
-            self._mentioned[line.name] = line
+            self._mentioned.pop(line.name, None)
         self._tracks[line.name] = track
         if line.phase == READY:
             self._finish_live()
         elif self._is_live:
             self._show_live(self._describe(track, line.time_s))
-        elif line.time_s - self._mentioned[line.name].time_s >= _REPEAT_S:
+        elif line.time_s - self._last_said_s(line) >= _REPEAT_S:
             self._mentioned[line.name] = line
             self.say(self._describe(track, line.time_s))
 
@@ -98,8 +98,12 @@ class Console:
         if track is None or now_s - track.last.start_s < _WORTH_A_LINE_S:
             return
         self._finish_live()
-        if track.last is not self._mentioned[name] or not track.earlier:
+        if track.last is not self._mentioned.get(name):
             self.say(self._describe(track, now_s))
+
+    def _last_said_s(self, line: ProgressLine) -> float:
+        said = self._mentioned.get(line.name)
+        return said.time_s if said is not None else line.start_s
 
     def _describe(self, track: PhaseTrack, now_s: float) -> str:
         last = track.last

@@ -11,7 +11,7 @@ import shlex
 
 from firstlight.base.config import RunConfig, ServerSection
 from firstlight.base.environment import API_KEY
-from firstlight.launch.probe import reachable_host
+from firstlight.launch.listen import reachable_host
 
 
 def base_url(server: ServerSection) -> str:

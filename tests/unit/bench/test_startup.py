@@ -1,37 +1,37 @@
-"""Phases from the lines that ranks write."""
+"""Phases from a rank's black box."""
 
 from __future__ import annotations
 
 import pytest
 
-from firstlight.base.phases import ProgressLine
+from firstlight.base.blackbox.reader import Odometer, PhaseRecord
 from firstlight.bench.startup import StartupReport, StartupRun, phase_durations, table
 
 
-def line(time_s: float, phase: str, rank: int = 0) -> ProgressLine:
-    return ProgressLine(time_s=time_s, rank=rank, phase=phase)
+def entry(start_s: float, phase: str) -> PhaseRecord:
+    return PhaseRecord(0, phase, start_s, "", Odometer())
 
 
 def test_phases_add_up_from_the_launch_to_ready() -> None:
-    lines = [
-        line(10.5, "imports"),
-        line(11.0, "imports", rank=1),
-        line(12.0, "weights"),
-        line(12.5, "weights"),
-        line(13.0, "ready"),
+    phases = [
+        entry(10.5, "imports"),
+        entry(11.0, "imports"),
+        entry(12.0, "weights"),
+        entry(13.0, "ready"),
+        entry(13.2, "serving"),
     ]
-    durations = phase_durations(lines, launched_s=10.0, ready_s=3.25 + 10)
+    durations = phase_durations(phases, launched_s=10.0, ready_s=3.25 + 10)
     assert durations == {"launch": 0.5, "imports": 1.5, "weights": 1.0, "answer": 0.25}
     assert sum(durations.values()) == pytest.approx(3.25)
 
 
-def test_without_lines_all_of_it_is_the_launch() -> None:
+def test_without_a_box_all_of_it_is_the_launch() -> None:
     assert phase_durations([], launched_s=1.0, ready_s=3.0) == {"launch": 2.0}
 
 
 def test_a_phase_that_comes_again_is_one_phase() -> None:
-    lines = [line(1, "build"), line(2, "kv"), line(4, "build")]
-    assert phase_durations(lines, 0, 5) == {"launch": 1, "build": 2, "kv": 2}
+    phases = [entry(1, "build"), entry(2, "kv"), entry(4, "build")]
+    assert phase_durations(phases, 0, 5) == {"launch": 1, "build": 2, "kv": 2}
 
 
 def test_the_table_has_a_row_for_each_phase_of_any_run() -> None:

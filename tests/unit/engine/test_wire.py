@@ -21,7 +21,6 @@ from firstlight.engine.messages import (
     EngineStats,
     Failed,
     FromEngine,
-    Progress,
     Ready,
     SequenceOutput,
     StepOutputs,
@@ -55,7 +54,6 @@ FROM_ENGINE: list[FromEngine] = [
         ],
         EngineStats(num_running=3, step_s=0.25),
     ),
-    Progress("weights", 10, 100, "bytes", "detail"),
     Ready(8192, 49152, {"backend": "cpu", "notes": ["a", "b"], "start_s": 0.5}),
     Failed("message", "hint", 5),
 ]
@@ -160,7 +158,7 @@ def test_the_request_channel_carries_both_ways(run_dir: Path) -> None:
 
 def test_an_offer_without_a_peer_is_dropped_and_does_not_wait(run_dir: Path) -> None:
     channel = RequestChannel(run_dir)
-    channel.offer(Progress("weights", 1, 2, "bytes"))
+    channel.offer(Failed("gone", "", 6))
     channel.close()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -13,12 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from firstlight.base.blackbox.store import box_path
+from firstlight.base.blackbox.writer import create_box
 from firstlight.base.clock import SystemClock
 from firstlight.base.config import EngineSection, ModelSection, RunConfig, ServerSection
 from firstlight.launch.children import Children
 from firstlight.launch.commands import ChildSpec
 from firstlight.launch.console import Console
 from firstlight.launch.control import LaunchState
+from firstlight.launch.front import Front
+from firstlight.launch.public_side import PublicSide
 from firstlight.launch.supervisor import supervise
 from firstlight.launch.verdict import Verdict, verdict
 
@@ -33,16 +39,22 @@ write_failure(RUN_DIR, "rank-0", ModelFileError("the file is cut short", "fetch 
 sys.exit(3)
 """
 READY = """
-from firstlight.base.phases import ProgressWriter
-writer = ProgressWriter(RUN_DIR, 0)
-writer.report("weights", 0, 100, "bytes")
-writer.report("weights", 100, 100, "bytes")
-writer.report("ready")
+import time
+from pathlib import Path
+from firstlight.base.blackbox.store import open_own_box
+from firstlight.base.phases import PhaseReporter
+report = PhaseReporter(open_own_box(Path(RUN_DIR), "rank-0", role="rank", rank=0)).report
+report("weights", 0, 100, "bytes")
+time.sleep(0.1)
+report("weights", 100, 100, "bytes")
+report("ready")
 """
 HEALTHY_API = """
 import signal, socket, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-listener = socket.socket(fileno=FD)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(RUN_DIR + "/api.sock")
+listener.listen()
 print("the log of the api", flush=True)
 while True:
     client, _ = listener.accept()
@@ -52,22 +64,22 @@ while True:
 """
 
 
-def spec(name: str, script: str, run_dir: Path, fd: int = -1) -> ChildSpec:
-    head = f"RUN_DIR = {str(run_dir)!r}\nFD = {fd}\n"
-    command = (sys.executable, "-c", head + script)
-    return ChildSpec(name, command, {"PYTHONUNBUFFERED": "1"}, (fd,) if fd >= 0 else ())
+def spec(name: str, script: str, run_dir: Path) -> ChildSpec:
+    command = (sys.executable, "-c", f"RUN_DIR = {str(run_dir)!r}\n{script}")
+    rank = int(name.removeprefix("rank-")) if name.startswith("rank-") else None
+    return ChildSpec(name, command, {"PYTHONUNBUFFERED": "1"}, rank=rank)
 
 
 class Run:
     """One supervised run in this process; `act` is called from a thread when `when` appears in the output."""
 
-    def __init__(self, run_dir: Path, *, debug: bool = False, port: int = 1) -> None:
+    def __init__(self, run_dir: Path, *, debug: bool = False) -> None:
         self.output = io.StringIO()
         self.config = RunConfig(
             run_dir=str(run_dir),
             model=ModelSection(path="m", served_names=("m",)),
             engine=EngineSection(threads=1),
-            server=ServerSection(port=port, drain_s=1.0),
+            server=ServerSection(drain_s=1.0),
             debug=debug,
         )
 
@@ -75,8 +87,21 @@ class Run:
         clock = SystemClock()
         console = Console(self.output, clock.now_s(), 1, has_keys=False)
         initial = LaunchState(running=tuple(s.name for s in specs), drain_s=1.0)
-        with Children(self.config, specs, console, clock) as children:
-            return verdict(supervise(initial, children, clock))
+        run_dir = Path(self.config.run_dir)
+        shutil.rmtree(run_dir / "boxes", ignore_errors=True)
+        (run_dir / "boxes").mkdir()
+        for one in specs:
+            create_box(box_path(run_dir, one.name), role="rank", rank=one.rank, run_id="test")
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            front = Front()
+            front.open(listener)
+            side = PublicSide(self.config, console, front, listener, clock.now_s())
+            try:
+                with Children(self.config, specs, side, clock) as children:
+                    return verdict(supervise(initial, children, clock))
+            finally:
+                side.close()
+                front.close()
 
     def when(self, text: str, act: Callable[[], None]) -> None:
         def watch() -> None:
@@ -100,15 +125,9 @@ def test_the_last_words_of_a_rank_become_the_verdict(tmp_path: Path) -> None:
 
 
 def test_a_run_from_start_to_a_graceful_stop(tmp_path: Path) -> None:
-    from firstlight.launch.listen import bound_port, listen
-
-    with listen(ServerSection(port=0)) as listener:
-        run = Run(tmp_path, port=bound_port(listener))
-        run.when("ready in", interrupt)
-        end = run.follow(
-            spec("rank-0", READY + LEAVES_ON_SIGTERM, tmp_path),
-            spec("api", HEALTHY_API, tmp_path, listener.fileno()),
-        )
+    run = Run(tmp_path)
+    run.when("ready in", interrupt)
+    end = run.follow(spec("rank-0", READY + LEAVES_ON_SIGTERM, tmp_path), spec("api", HEALTHY_API, tmp_path))
     output = run.output.getvalue()
     assert end.exit_code == 0
     assert "100 B of 100 B" in output
@@ -179,7 +198,7 @@ def test_a_flood_of_output_stops_nobody(tmp_path: Path) -> None:
     end = run.follow(spec("rank-0", script, tmp_path), spec("api", LEAVES_ON_SIGTERM, tmp_path))
     assert end.death is not None
     assert end.death.cause.code == 7
-    assert len(end.death.last_lines) == 200
+    assert len(end.death.last_lines) == 400
 
 
 def test_nohup_is_respected(tmp_path: Path) -> None:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import io
 import subprocess
 
+import pytest
+
 from firstlight.base.config import EngineSection, ModelSection, RunConfig, ServerSection
-from firstlight.base.phases import ProgressLine
 from firstlight.launch.console import Console
+from firstlight.launch.progress import ProgressLine
 from firstlight.launch.ready_card import base_url, ready_card
+
+STARTS: dict[tuple[str, int], float] = {}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    STARTS.clear()
 
 
 class Terminal(io.StringIO):
@@ -19,7 +28,18 @@ class Terminal(io.StringIO):
 def line(
     time_s: float, phase: str, done: int = 0, total: int = 0, unit: str = "", rank: int = 0
 ) -> ProgressLine:
-    return ProgressLine(time_s=time_s, rank=rank, phase=phase, done=done, total=total, unit=unit)
+    """`time_s` is when the phase began if it is the first line of it in a test."""
+    start_s = STARTS.setdefault((phase, rank), time_s)
+    return ProgressLine(
+        time_s=time_s,
+        name=f"rank-{rank}",
+        rank=rank,
+        phase=phase,
+        start_s=start_s,
+        done=done,
+        total=total,
+        unit=unit,
+    )
 
 
 def run_config(**server: object) -> RunConfig:

@@ -66,6 +66,13 @@ def start(tmp_path: Path, mode: str) -> tuple[subprocess.Popen[str], list[int]]:
     return process, [int(word) for word in process.stdout.readline().split()]
 
 
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
 def is_alive(pid: int) -> bool:
     return janitor.read_stat(pid) is not None
 
@@ -76,8 +83,7 @@ def test_after_a_kill_of_the_supervisor_nothing_of_the_run_is_left(
     supervisor, pids = start(tmp_path, "die")
     assert len(pids) == 3
     assert all(map(is_alive, pids))
-    supervisor.kill()
-    supervisor.wait()
+    end(supervisor)
     deadline_s = time.monotonic() + 5
     while any(map(is_alive, pids)) and time.monotonic() < deadline_s:
         time.sleep(0.02)
@@ -98,8 +104,7 @@ def test_a_janitor_that_is_dismissed_touches_nothing(tmp_path: Path) -> None:
         assert all(map(is_alive, pids))
         assert (tmp_path / "a.sock").exists()
     finally:
-        supervisor.kill()
-        supervisor.wait()
+        end(supervisor)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""The tail of the progress file, and rates."""
+"""Phases read from black boxes, and rates."""
 
 from __future__ import annotations
 
@@ -6,38 +6,61 @@ from pathlib import Path
 
 import pytest
 
-from firstlight.base.phases import PROGRESS_FILE, ProgressLine, ProgressWriter
-from firstlight.launch.progress import PhaseTrack, ProgressTail
+from firstlight.base.blackbox.writer import BlackBox, create_box
+from firstlight.launch.progress import BoxFollower, PhaseTrack, ProgressLine
 
 
-def test_lines_are_handed_out_once_and_whole(tmp_path: Path) -> None:
-    tail = ProgressTail(tmp_path)
-    assert tail.read() == []
-    writer = ProgressWriter(tmp_path, 3)
-    writer.report("weights", 1, 2, "layers", "layer 0")
-    with (tmp_path / PROGRESS_FILE).open("ab") as file:
-        file.write(b'{"time_s": 1.0, "rank": 0, ')
-    first = tail.read()
-    assert [(x.rank, x.phase, x.done, x.total, x.unit, x.detail) for x in first] == [
-        (3, "weights", 1, 2, "layers", "layer 0")
-    ]
-    with (tmp_path / PROGRESS_FILE).open("ab") as file:
-        file.write(b'"phase": "kv"}\nrubbish\n')
-    assert [x.phase for x in tail.read()] == ["kv"]
-    writer.close()
-    tail.close()
+def test_no_phase_is_missed_and_each_ends_with_its_last_odometer(tmp_path: Path) -> None:
+    path = tmp_path / "rank-3.box"
+    follower = BoxFollower({"rank-3": path})
+    assert follower.read(1.0) == []
+    create_box(path, role="rank", rank=3, run_id="r")
+    box = BlackBox(path)
+    box.enter_phase("weights", 2, "layers", "first")
+    box.advance(1)
+    (first,) = follower.read(2.0)
+    assert (first.name, first.rank, first.phase, first.done, first.total, first.unit, first.detail) == (
+        "rank-3",
+        3,
+        "weights",
+        1,
+        2,
+        "layers",
+        "first",
+    )
+    assert follower.read(3.0) == []
+    box.advance(2)
+    box.enter_phase("kv")
+    box.enter_phase("ready")
+    lines = follower.read(4.0)
+    assert [(line.phase, line.done) for line in lines] == [("weights", 2), ("kv", 0), ("ready", 0)]
+    assert lines[0].time_s == lines[1].start_s
+    assert lines[2].time_s == 4.0
 
 
-def test_pace_needs_two_different_moments() -> None:
-    first = ProgressLine(time_s=1.0, rank=0, phase="weights", done=0, total=10)
-    track = PhaseTrack(first, first)
+def line(time_s: float, done: int, total: int = 0) -> ProgressLine:
+    return ProgressLine(
+        time_s=time_s, name="rank-0", rank=0, phase="weights", start_s=1.0, done=done, total=total
+    )
+
+
+def test_pace_needs_progress() -> None:
+    track = PhaseTrack(line(1.0, 0, 10))
     assert track.pace.per_s is None
-    later = track.followed_by(ProgressLine(time_s=3.0, rank=0, phase="weights", done=4, total=10))
+    later = track.followed_by(line(3.0, 4, 10))
     assert later.pace.per_s == pytest.approx(2.0)
     assert later.pace.remaining_s == pytest.approx(3.0)
 
 
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    track = PhaseTrack(line(1.0, 0, 1000))
+    for second in range(2, 10):
+        track = track.followed_by(line(float(second), 100, 1000))
+    for second in range(10, 20):
+        track = track.followed_by(line(float(second), 100 + 2 * (second - 9), 1000))
+    assert track.pace.per_s == pytest.approx(2.0)
+
+
 def test_without_a_total_there_is_a_rate_but_no_end() -> None:
-    first = ProgressLine(time_s=1.0, rank=0, phase="compile", done=0)
-    pace = PhaseTrack(first, ProgressLine(time_s=2.0, rank=0, phase="compile", done=4)).pace
+    pace = PhaseTrack(line(2.0, 4)).pace
     assert (pace.per_s, pace.remaining_s) == (4.0, None)

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from firstlight.engine.messages import Abort, Drain, Failed, Progress, Ready, Submit
-from firstlight.serve.api import CLOSE_MARGIN_S
+from firstlight.engine.messages import Abort, Drain, Failed, Ready, Submit
+from firstlight.serve.http_server import CLOSE_MARGIN_S
 from support.api_server import ApiServer, wait_until
 from support.byte_text import END, tokens
 from support.fake_engine import DEADLINE_S, Script
@@ -67,13 +67,7 @@ def test_until_ready_everything_says_where_the_start_is() -> None:
         assert (error["code"], error["type"]) == ("starting", "server_error")
         assert response.headers["retry-after"] == "1"
         assert response.headers["connection"] == "close"
-        assert "the engine process is starting" in error["message"]
-        server.engine.send(Progress("weights", 25, 100, "bytes", "shard 1 of 4"))
-        wait_until(lambda: server.client.progress is not None, "in a phase")
-        assert (
-            "phase weights, 25 of 100 bytes (25 %), shard 1 of 4"
-            in error_of(http.get("/health"), 503)["message"]
-        )
+        assert "/startup says how far it is" in error["message"]
         assert http.get("/health/live").status_code == 200
         assert "firstlight:ready 0.0" in http.get("/metrics").text
         assert (http.head("/health").status_code, http.head("/health/live").status_code) == (503, 200)
@@ -92,10 +86,10 @@ def test_after_a_failure_the_reason_is_the_answer() -> None:
         server.engine.send(Failed("out of memory", "Use --kv-memory.", 5))
         error = error_of(call.done(), 503)
         assert (error["code"], error["type"]) == ("engine_failed", "server_error")
-        assert "out of memory. The server is stopping; its own output" in error["message"]
+        assert "out of memory. /health says more." in error["message"]
         error = error_of(http.get("/health"), 503)
         assert (error["code"], error["type"]) == ("engine_failed", "server_error")
-        assert "out of memory. Use --kv-memory. The server is stopping" in error["message"]
+        assert "out of memory. Use --kv-memory." in error["message"]
         assert http.get("/health/live").status_code == 200
 
 
@@ -118,7 +112,7 @@ def test_a_failure_within_a_stream_is_its_last_event() -> None:
             rest = [line for line in lines if line]
         error = json.loads(rest[-2].removeprefix("data: "))["error"]
         assert (error["code"], error["type"]) == ("engine_failed", "server_error")
-        assert "a rank died. The server is stopping" in error["message"]
+        assert "a rank died. /health says more." in error["message"]
         assert rest[-1] == "data: [DONE]"
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from firstlight.base.config import ServerSection
 from firstlight.base.errors import UsageError
-from firstlight.serve.api import check_tls, read_api_keys
 from firstlight.serve.logs import JsonFormatter
+from firstlight.serve.process import check_tls, read_api_keys
 from support.api_server import MODEL, ApiServer, says
 from support.tls import write_tls_files
 
@@ -207,7 +207,8 @@ def test_json_log_lines() -> None:
 
 def test_the_api_process_loads_no_torch() -> None:
     code = (
-        "import sys, firstlight.serve.api; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+        "import sys, firstlight.serve.process as _; "
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
