@@ -49,7 +49,7 @@ def assert_all_end(processes: list[psutil.Process]) -> None:
 def test_a_life_with_a_request_and_a_graceful_stop(model: Path) -> None:
     with RunningServer(model) as server:
         children = children_of(server)
-        assert len(children) == 2
+        assert len(children) == 3  # janitor, rank, api
         models = httpx.get(f"{server.url}/v1/models").json()
         assert [entry["id"] for entry in models["data"]] == ["tiny"]
         assert server.stop() == 0
@@ -101,7 +101,7 @@ def test_a_stop_while_starting_leaves_nothing(model: Path, number: int) -> None:
     with starting(model) as server:
         server.wait_for("listening on")
         deadline = time.monotonic() + 10
-        while len(children_of(server)) < 2 and time.monotonic() < deadline:
+        while len(children_of(server)) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         children = children_of(server)
         assert server.stop(number) == 0
@@ -115,10 +115,72 @@ def test_children_die_with_a_launcher_that_was_killed(model: Path) -> None:
         assert_all_end(children)
 
 
-def test_a_rank_that_is_killed_ends_the_run_with_its_name(model: Path) -> None:
+def child_of(server: RunningServer, module: str) -> psutil.Process:
+    return next(child for child in children_of(server) if module in child.cmdline())
+
+
+def verdict_of(server: RunningServer) -> str:
+    """What the public port says once it refuses."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.TransportError):
+            answer = httpx.get(f"{server.url}/health", timeout=2)
+            if answer.status_code == 503:
+                return str(answer.json()["error"]["message"])
+        time.sleep(0.02)
+    raise AssertionError("the port does not refuse")
+
+
+def test_a_lost_rank_ends_open_requests_and_refuses_new_ones_with_the_verdict(model: Path) -> None:
+    body = {"prompt": ["x"] * 4, "n": 16, "max_tokens": 400, "ignore_eos": True, "stream": True}
     with RunningServer(model) as server:
-        rank = next(child for child in children_of(server) if "firstlight.engine.rank" in child.cmdline())
-        rank.kill()
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            killed_s = time.monotonic()
+            child_of(server, "firstlight.engine.rank").kill()
+            last = [line for line in lines if line.startswith("data: {")][-1]
+        assert time.monotonic() - killed_s < 3
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert "rank 0 was ended by SIGKILL" in verdict_of(server)
+        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
+        assert refused.status_code == 503
+        assert "rank 0 was ended by SIGKILL" in refused.json()["error"]["message"]
+        assert server.stop() == 6
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_lost_api_process_gives_the_port_back_within_a_second(model: Path, number: int) -> None:
+    with RunningServer(model) as server:
+        children = children_of(server)
+        child_of(server, "firstlight.serve.api").send_signal(number)
+        started_s = time.monotonic()
+        assert "the api process was ended by SIG" in verdict_of(server)
+        assert time.monotonic() - started_s < 1
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        assert httpx.get(f"{server.url}/startup").json()["status"] == "lost"
+        assert server.stop() == 6
+    assert_all_end(children)
+
+
+def test_an_engine_that_was_lost_is_started_again(model: Path) -> None:
+    with RunningServer(model, "--on-stall", "restart") as server:
+        child_of(server, "firstlight.engine.rank").kill()
+        assert verdict_of(server)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{server.url}/health", timeout=2).status_code == 200:
+                    break
+            time.sleep(0.1)
+        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}).is_success
+        assert server.stop() == 0
+    assert any("starting again in 1 s (1 of 5)" in line for line in server.lines)
+
+
+def test_a_rank_that_is_killed_ends_the_run_with_its_name(model: Path) -> None:
+    with RunningServer(model, "--on-stall", "exit") as server:
+        child_of(server, "firstlight.engine.rank").kill()
         assert server.wait() == 6
     said = [line for line in server.lines if "rank 0 was ended by SIGKILL" in line]
     assert len(said) == 1

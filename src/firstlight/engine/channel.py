@@ -22,6 +22,7 @@ from firstlight.engine.messages import (
 from firstlight.engine.plan import StepPlan, decode_plan, encode_plan
 
 SEND_DEADLINE_MS = 30_000
+LAST_WORDS_DEADLINE_MS = 1_000
 _LEAVE = b""  # sent instead of a plan: the run is over
 
 
@@ -61,9 +62,10 @@ class RequestChannel:
             ) from error
 
     def offer(self, message: FromEngine) -> None:
-        """Sends if the peer is there; for messages that nobody needs to have seen."""
+        """Sends last words: a peer that is not there within a second does not get them."""
+        self._outputs.setsockopt(zmq.SNDTIMEO, LAST_WORDS_DEADLINE_MS)
         try:
-            self._outputs.send(encode(message), zmq.NOBLOCK)
+            self._outputs.send(encode(message))
         except zmq.Again:
             return
 

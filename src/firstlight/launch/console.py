@@ -95,7 +95,7 @@ class Console:
     def _leave(self, name: str, now_s: float) -> None:
         """The phase that a rank was in is over; one that took no time is not worth a line."""
         track = self._tracks.get(name)
-        if track is None or now_s - track.last.start_s < _WORTH_A_LINE_S:
+        if track is None or (now_s - track.last.start_s < _WORTH_A_LINE_S and not track.last.total):
             return
         self._finish_live()
         if track.last is not self._mentioned.get(name):

@@ -230,7 +230,9 @@ def _on_death(state: LaunchState, death: Death, now_s: float) -> Decision:
         return _with(state, stage=Stage.ENDED), []
     if state.stage in (Stage.STOPPING, Stage.KILLING):
         return state, []
-    return _stop(state, now_s)
+    stopping, actions = _stop(state, now_s)
+    # Clients are answered while the engine is started again.
+    return stopping, [TakeBack(), *actions] if state.stage in _SERVING and state.wants_restart else actions
 
 
 def _lose(state: LaunchState, now_s: float, *, without_api: bool) -> Decision:

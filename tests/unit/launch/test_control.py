@@ -244,3 +244,9 @@ def test_a_stall_while_starting_ends_the_start_with_its_verdict(on_stall: OnStal
 def test_a_person_who_wants_it_to_end_wins_over_a_restart() -> None:
     state, _ = play((9.0, STALL), (9.1, StopAsked()), ranks=2, on_stall=OnStall.RESTART)
     assert not state.wants_restart
+
+
+def test_a_restart_gives_the_port_back_first() -> None:
+    state, actions = play(*READY, death("rank-0", 9.0, KILLED), on_stall=OnStall.RESTART)
+    assert actions[2:] == [TakeBack(), Terminate(("api",))]
+    assert state.wants_restart
