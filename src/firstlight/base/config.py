@@ -69,7 +69,7 @@ class LaunchSection(msgspec.Struct, frozen=True, kw_only=True):
 
     on_stall: str = "report"  # "report", "restart" or "exit"
     stall_look_s: float = 5.0  # without useful progress: the first look
-    stall_verdict_s: float = 10.0  # without useful progress: the verdict
+    stall_verdict_s: float = 8.0  # without useful progress: the verdict, if two looks agree
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ from firstlight.launch.logs import log_path
 from firstlight.launch.output import ChildOutput, OutputLine
 from firstlight.launch.progress import BoxFollower
 from firstlight.launch.public_side import PublicSide
+from firstlight.launch.watch import Watch
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BUSY_WAIT_S = 0.05
@@ -66,6 +67,8 @@ class Children:
         self._running: dict[str, tuple[Child, ChildOutput]] = {}
         self._pidfds: dict[str, int] = {}
         self._happened: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._pids: dict[str, int] = {}
+        self._watch = Watch(config, self._pids, self._tell, clock)
 
     def __enter__(self) -> Self:
         self._selector = selectors.DefaultSelector()
@@ -84,6 +87,7 @@ class Children:
         try:
             for spec in self._specs:
                 self._launch(spec)
+            self._watch.start()
         except BaseException:
             self._leave()
             raise
@@ -107,11 +111,13 @@ class Children:
 
     def terminate(self, names: Sequence[str]) -> None:
         """Ask these children to end."""
+        self._watch.stop()
         self._public.stopping(names)
         self._send(names, signal.SIGTERM)
 
     def kill(self, names: Sequence[str]) -> None:
         """End these children."""
+        self._watch.stop()
         self._send(names, signal.SIGKILL)
 
     def probe(self) -> None:
@@ -142,6 +148,7 @@ class Children:
         path = log_path(Path(self._config.run_dir), spec.name)
         output = ChildOutput(child.output_fd, path, lambda line: self._on_line(spec.name, line))
         self._running[spec.name] = child, output
+        self._pids[spec.name] = child.pid
         self._public.started(spec.name, child.pid)
         with contextlib.suppress(OSError, AttributeError):  # not every system has them: then we look often
             fd = self._pidfds[spec.name] = os.pidfd_open(child.pid)
@@ -196,6 +203,7 @@ class Children:
                 self._running[name][0].send(number)
 
     def _leave(self) -> None:
+        self._watch.join()
         for name, (child, _) in list(self._running.items()):  # only after an error of our own
             child.send(signal.SIGKILL)
             child.wait()

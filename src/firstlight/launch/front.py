@@ -72,7 +72,8 @@ class Front:
         self._digests = tuple(_digest(key.strip().encode()) for key in keys)
         if tls_cert is not None and tls_key is not None:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._tls.load_cert_chain(tls_cert, tls_key)
+            # Nobody is there to be asked for a passphrase: a key that has one is an error.
+            self._tls.load_cert_chain(tls_cert, tls_key, password=lambda: "")
 
     def open(self, listener: socket.socket) -> None:
         """Answer on `listener`; returns when it does."""

@@ -1,7 +1,8 @@
 """The public socket: bound and listening before anything else happens.
 
-Called by `launch.serve`; the api process accepts on the same descriptor later. Invariant: from the moment
-`listen` returns, a client's connection is held by the kernel and not refused.
+Called by `launch.early`; the api process accepts on the same descriptor later. Standard library only, as it
+comes before any other import. Invariant: from the moment `listen` returns, a client's connection is held by
+the kernel and not refused.
 """
 
 from __future__ import annotations
@@ -11,14 +12,27 @@ import errno
 import os
 import socket
 import stat
+from typing import Protocol
 
-from firstlight.base.config import ServerSection
 from firstlight.base.errors import FirstlightError, ResourceError, UsageError
 
 _BACKLOG = 2048
 
 
-def listen(server: ServerSection) -> socket.socket:
+class Where(Protocol):
+    """An address to listen on. `uds` wins."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def uds(self) -> str | None: ...
+
+
+def listen(server: Where) -> socket.socket:
     """The listening socket of `server`; the caller owns it. Raises `ResourceError` or `UsageError`."""
     if server.uds is not None:
         return _listen_unix(server.uds)

@@ -12,13 +12,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from firstlight.base import environment
 from firstlight.base.config import API_KEYS_FILE
 from firstlight.base.errors import ResourceError
-from firstlight.launch.run_record import ended_run, write_record
+from firstlight.launch.run_record import RunRecord, ended_run, living_run, write_record
 
 _PREFIX = "firstlight-"
 # What is left of ended runs, for who looks into a crash.
@@ -63,11 +63,23 @@ def make_run_directory() -> RunDirectory:
 
 def remove_ended_runs() -> None:
     """Removes what ended runs of ours left, but for the newest few of the last day. Never fails."""
-    ended = [(_last_write_s(path), path) for parent in _parents() for path in _ended_runs(parent)]
+    ended = [(_last_write_s(path), path) for path in ended_runs()]
     newest_first = sorted(ended, reverse=True)
     for place, (written_s, path) in enumerate(newest_first):
         if place >= _KEPT_RUNS or time.time() - written_s > _KEPT_S:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def living_runs() -> dict[Path, RunRecord]:
+    """The runs of our user that go on, the oldest first."""
+    found = {path: record for path in _candidates() if (record := living_run(path)) is not None}
+    return dict(sorted(found.items(), key=lambda run: run[1].started_s))
+
+
+def ended_runs() -> list[Path]:
+    """What is left of our user's runs that are over, the oldest first."""
+    found = {path: record for path in _candidates() if (record := ended_run(path)) is not None}
+    return sorted(found, key=lambda path: found[path].started_s)
 
 
 def write_api_keys(run_dir: Path, keys: Sequence[str]) -> None:
@@ -83,14 +95,10 @@ def _parents() -> list[Path]:
     return list(dict.fromkeys(parent for parent in candidates if parent is not None))
 
 
-def _ended_runs(parent: Path) -> list[Path]:
-    with contextlib.suppress(OSError), os.scandir(parent) as entries:
-        return [
-            parent / entry.name
-            for entry in entries
-            if entry.name.startswith(_PREFIX) and ended_run(parent / entry.name) is not None
-        ]
-    return []
+def _candidates() -> Iterator[Path]:
+    for parent in _parents():
+        with contextlib.suppress(OSError), os.scandir(parent) as entries:
+            yield from (parent / entry.name for entry in entries if entry.name.startswith(_PREFIX))
 
 
 def _last_write_s(run_dir: Path) -> float:

@@ -45,25 +45,35 @@ def write_record(run_dir: Path) -> int:
 
 def ended_run(run_dir: Path) -> RunRecord | None:
     """The record of a run of ours whose launcher has ended; None for anything else. Follows no link."""
-    try:
-        folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(RECORD_FILE, flags, dir_fd=folder)
+    record, is_locked = _own_record(run_dir)
+    return None if record is None or is_locked or record.is_running() else record
+
+
+def living_run(run_dir: Path) -> RunRecord | None:
+    """The record of a run of ours whose launcher lives, maybe in another container. Follows no link."""
+    record, is_locked = _own_record(run_dir)
+    return record if record is not None and (is_locked or record.is_running()) else None
+
+
+def _own_record(run_dir: Path) -> tuple[RunRecord | None, bool]:
+    """The record of a run of ours, if it has one that is whole, and whether somebody holds its lock."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.ExitStack() as opened:
         try:
+            folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            opened.callback(os.close, folder)
+            fd = os.open(RECORD_FILE, flags, dir_fd=folder)
+            opened.callback(os.close, fd)
             if not (_is_ours(folder) and _is_ours(fd) and stat.S_ISREG(os.fstat(fd).st_mode)):
-                return None
+                return None, False
             record = msgspec.json.decode(os.read(fd, 4096), type=RunRecord)
+        except (OSError, msgspec.DecodeError):  # no record, or half of one
+            return None, False
+        try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        finally:
-            os.close(fd)
-    except (OSError, msgspec.DecodeError):  # no record, half of one, or a locked one
-        return None
-    finally:
-        os.close(folder)
-    return None if record.is_running() else record
+        except OSError:
+            return record, True
+    return record, False
 
 
 def _is_ours(fd: int) -> bool:

@@ -6,9 +6,6 @@ happens a Unix socket is removed, and the run directory too, unless it holds the
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
@@ -27,10 +24,11 @@ from firstlight.launch.children import Children
 from firstlight.launch.commands import ChildSpec, child_specs, run_id, title
 from firstlight.launch.console import Console
 from firstlight.launch.control import LaunchState, OnStall
+from firstlight.launch.early import Early, open_early
 from firstlight.launch.files import check_files
-from firstlight.launch.front import Front, Picture
+from firstlight.launch.front import Picture
 from firstlight.launch.janitor_process import start_janitor
-from firstlight.launch.listen import bound_port, listen
+from firstlight.launch.listen import bound_port
 from firstlight.launch.logs import log_path, write_ends
 from firstlight.launch.public_side import PublicSide
 from firstlight.launch.restart import RestartLimit
@@ -49,13 +47,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     debug: bool = False
 
 
-class Early(msgspec.Struct, frozen=True):
-    """A public socket that is answered on already."""
-
-    listener: socket.socket
-    front: Front
-
-
 def serve(
     order: Order,
     locate: Callable[[str | None], Path],
@@ -67,7 +58,7 @@ def serve(
     clock = clock or SystemClock()
     console = Console(stream, clock.now_s(), order.resolved.engine.tensor_parallel, bool(order.api_keys))
     check_files(order.resolved.model, order.resolved.server)
-    public = early or open_early(order.resolved.server, order.api_keys)
+    public = _opened(order, early)
     try:
         server = msgspec.structs.replace(order.resolved.server, port=bound_port(public.listener))
         public.front.publish(Picture(message="The model is not ready yet: its files are being looked for."))
@@ -83,24 +74,16 @@ def serve(
             console.say(f"starting again in {limit.pause_s:.0f} s ({limit.count} of {limit.most})")
             limit.wait()
     finally:
-        public.front.close()
-        public.listener.close()
-        if order.resolved.server.uds is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(order.resolved.server.uds)
+        public.close()
 
 
-def open_early(server: ServerSection, api_keys: tuple[str, ...]) -> Early:
-    """Bind and answer. The keys and files of TLS are those of the api process."""
-    listener = listen(server)
-    try:
-        front = Front()
-        front.protect(api_keys, server.tls_cert, server.tls_key)
-        front.open(listener)
-    except BaseException:
-        listener.close()
-        raise
-    return Early(listener, front)
+def _opened(order: Order, early: Early | None) -> Early:
+    """What was opened before, if it is what the order asks for."""
+    if early is not None and early.suits(order.resolved.server, order.api_keys):
+        return early
+    if early is not None:
+        early.close()
+    return open_early(order.resolved.server, order.api_keys)
 
 
 class _Run:

@@ -1,0 +1,138 @@
+"""Watches a run from outside: notices that nothing moves, sends for the doctor, tells the supervisor.
+
+A thread of the supervisor, started by `children`. Invariants: an idle server is healthy; nothing is said
+before two looks agree, unless a process is dead or stopped; and what moves again is no longer stuck.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from firstlight.base.blackbox.reader import Box, NotABox, read_box
+from firstlight.base.blackbox.store import boxes_of
+from firstlight.base.clock import Clock
+from firstlight.base.config import RunConfig
+from firstlight.doctor.collect.run import examine_target
+from firstlight.doctor.discover import target_of_run
+from firstlight.doctor.motion import State, Thresholds, judge_motion
+from firstlight.doctor.waits import wait_graph
+from firstlight.launch.commands import API
+from firstlight.launch.control import Event, Recovered, Stalled
+from firstlight.launch.pulse import Pulses, has_work, is_serving, longest_step_s, read_mark
+from firstlight.launch.stall import is_proven, stalled
+
+_LOOK_S = 0.5
+_SPIN_STARTING_S = 60.0
+_SPIN_SERVING_S = 10.0
+_SPIN_FACTOR = 3.0  # times the expected duration
+
+
+class Watch:
+    """Watches the processes `pids` of a run."""
+
+    def __init__(
+        self, config: RunConfig, pids: Mapping[str, int], tell: Callable[[Event], None], clock: Clock
+    ) -> None:
+        self._config = config
+        self._pids = pids
+        self._tell = tell
+        self._clock = clock
+        self._pulses = Pulses()
+        self._verdict: Stalled | None = None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Watch from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The run is told to end: who stands still then is somebody else's business."""
+        self._end.set()
+
+    def join(self) -> None:
+        """Wait for the thread's end; an examination has its deadlines."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(30)
+
+    def _run(self) -> None:
+        while not self._end.wait(_LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        now_s, boxes = self._take_pulses()
+        ranks = [name for name in boxes if name != API]
+        if not ranks or self._is_at_rest(boxes, ranks):
+            self._pulses.rest(ranks, now_s)
+        quiet_s = self._pulses.quiet_s(now_s)
+        stopped = self._pulses.stopped()
+        ranks_s = min((quiet_s[name] for name in ranks), default=0.0)
+        quietest_s = max(ranks_s, quiet_s.get(API, 0.0) if self._api_should_tick(boxes) else 0.0)
+        if self._verdict is not None:
+            if not stopped and quietest_s < _LOOK_S:
+                self._verdict = None
+                self._tell(Recovered())
+        elif stopped or quietest_s >= self._config.launch.stall_look_s:
+            self._examine(boxes, quiet_s)
+
+    def _take_pulses(self) -> tuple[float, dict[str, Box]]:
+        now_s, boxes = self._clock.now_s(), self._boxes()
+        marks = {name: read_mark(box, self._pids.get(name, box.pid)) for name, box in boxes.items()}
+        self._pulses.look(marks, now_s)
+        return now_s, boxes
+
+    def _is_at_rest(self, boxes: Mapping[str, Box], ranks: list[str]) -> bool:
+        """All ranks serve, and the leading one has nothing to do."""
+        return all(is_serving(boxes[name]) for name in ranks) and not has_work(boxes[ranks[0]])
+
+    def _api_should_tick(self, boxes: Mapping[str, Box]) -> bool:
+        """Its event loop turns as soon as its imports are done, whatever the engine does."""
+        return API in boxes and is_serving(boxes[API]) and boxes[API].step > 0
+
+    def _boxes(self) -> dict[str, Box]:
+        found = {}
+        for name, path in boxes_of(Path(self._config.run_dir)).items():
+            try:
+                found[name] = read_box(path, with_events=False)
+            except NotABox:
+                continue
+        return found
+
+    def _examine(self, boxes: Mapping[str, Box], quiet_s: Mapping[str, float]) -> None:
+        """Two looks of the doctor; then, unless it is proven, wait until the verdict is due."""
+        case = examine_target(target_of_run(self._config.run_dir))
+        motion = judge_motion(case, self._thresholds(boxes), dict(quiet_s))
+        verdict = stalled(case, motion, wait_graph(case))
+        if verdict is None or self._end.is_set():
+            if motion.state in (State.MOVING, State.SLOW):
+                self._pulses.rest(list(boxes), self._clock.now_s())
+            return
+        if not is_proven(motion) and not self._stays_quiet(verdict.name):
+            return
+        self._verdict = verdict
+        self._tell(verdict)
+
+    def _stays_quiet(self, name: str) -> bool:
+        """Wait until the verdict on a process is due; False when it moves, or the run is told to end."""
+        while True:
+            now_s, _ = self._take_pulses()
+            quiet_s = self._pulses.quiet_s(now_s).get(name, 0.0)
+            if quiet_s < self._config.launch.stall_look_s:
+                return False
+            if quiet_s >= self._config.launch.stall_verdict_s:
+                return True
+            if self._end.wait(_LOOK_S):
+                return False
+
+    def _thresholds(self, boxes: Mapping[str, Box]) -> Thresholds:
+        expected_s = 0.0
+        path = boxes_of(Path(self._config.run_dir)).get("rank-0")
+        if path is not None and is_serving(boxes["rank-0"]):
+            expected_s = longest_step_s(read_box(path), self._config.engine.max_batched_tokens)
+        return Thresholds(
+            spin_after_s=_SPIN_STARTING_S,
+            spin_serving_after_s=max(_SPIN_SERVING_S, _SPIN_FACTOR * expected_s),
+        )
