@@ -34,6 +34,7 @@ class Console:
         self._has_keys = has_keys
         self._is_live = stream.isatty()
         self._live_line = ""
+        self._last_failure = ""
         self._tracks: dict[str, PhaseTrack] = {}  # of the ranks, by name
         self._mentioned: dict[str, ProgressLine] = {}  # the newest line of its phase that was said
 
@@ -83,9 +84,11 @@ class Console:
         self.say(ready_card(config, took_s, has_keys=self._has_keys, program=program()))
 
     def failed(self, explanation: str) -> None:
-        """The run is over, and not because somebody wanted it."""
+        """What is wrong; the same is said once, however often it is found."""
         self._finish_live()
-        self.say(f"error: {explanation}")
+        if explanation != self._last_failure:
+            self.say(f"error: {explanation}")
+        self._last_failure = explanation
 
     def closing(self) -> None:
         """The run is over because somebody asked."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from firstlight.base.config import RunConfig
+from firstlight.base.errors import EngineError
 from firstlight.base.failure import Failure
 from firstlight.launch.api_link import ApiLink
 from firstlight.launch.commands import API, title
@@ -86,7 +87,9 @@ class PublicSide:
 
     def take_back(self, failure: Failure | None) -> None:
         """The api process is ended: the front says why to whoever asks."""
-        self._status, self._verdict = ("lost" if self._is_handed_over else "failed"), failure
+        if self._status not in ("lost", "failed"):
+            self._status = "lost" if self._is_handed_over else "failed"
+        self._verdict = failure
         self._tell(failure)
         self._is_handed_over = False
         self._publish(self._start_s)
@@ -117,8 +120,7 @@ class PublicSide:
 
     def _tell(self, failure: Failure | None) -> None:
         if failure is not None and self._is_handed_over:
-            hint = f"\n  what to do: {failure.hint}" if failure.hint else ""
-            self._console.say(f"error: {failure.message}{hint}")
+            self._console.failed(EngineError(failure.message, failure.hint).explain())
 
     def _publish(self, now_s: float) -> None:
         self._front.publish(self._picture(now_s))

@@ -14,7 +14,9 @@ from firstlight.base.blackbox.reader import Box, NotABox, read_box
 from firstlight.base.blackbox.store import boxes_of
 from firstlight.base.clock import Clock
 from firstlight.base.config import RunConfig
-from firstlight.doctor.collect.run import examine_target
+from firstlight.doctor.collect.registry import QUICK
+from firstlight.doctor.collect.run import examine
+from firstlight.doctor.collect.scene import Scene
 from firstlight.doctor.discover import target_of_run
 from firstlight.doctor.motion import State, Thresholds, judge_motion
 from firstlight.doctor.waits import wait_graph
@@ -103,7 +105,7 @@ class Watch:
 
     def _examine(self, boxes: Mapping[str, Box], quiet_s: Mapping[str, float]) -> None:
         """Two looks of the doctor; then, unless it is proven, wait until the verdict is due."""
-        case = examine_target(target_of_run(self._config.run_dir))
+        case = examine(Scene(target_of_run(self._config.run_dir)), QUICK)
         motion = judge_motion(case, self._thresholds(boxes), dict(quiet_s))
         verdict = stalled(case, motion, wait_graph(case))
         if verdict is None or self._end.is_set():

@@ -55,3 +55,20 @@ COLLECTORS: tuple[Collector, ...] = (
     GPUS,
     LOAD,
 )
+
+# For who watches all the time and wants a verdict within seconds: nothing that asks a process which may not
+# answer, and nothing that explains only why a start was slow.
+QUICK: tuple[Collector, ...] = (
+    TREE,
+    STATE,
+    THREADS,
+    INPUT_OUTPUT,
+    BOXES,
+    STACKS,
+    COMPILERS,
+    EXITS,
+    DESCRIPTORS,
+    PIPES,
+    SOCKETS,
+    LOCKS,
+)
