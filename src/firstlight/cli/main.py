@@ -13,6 +13,7 @@ import typer
 from firstlight import __version__
 from firstlight.base.settings import ALL_SETTINGS, ENGINE_SETTINGS
 from firstlight.cli.bench import bench_app
+from firstlight.cli.blackbox import blackbox
 from firstlight.cli.chat import chat
 from firstlight.cli.convert import convert
 from firstlight.cli.env import env
@@ -51,6 +52,7 @@ add_command(app, chat)
 add_command(app, run, settings=RUN_SETTINGS)
 add_command(app, convert)
 add_command(app, env, settings=ENGINE_SETTINGS)
+add_command(app, blackbox)
 app.add_typer(bench_app, name="bench")
 
 

@@ -11,6 +11,7 @@ from time import perf_counter
 
 import torch
 
+from firstlight.base.blackbox.events import STEP
 from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.recorder import NoBox, Recorder
 from firstlight.engine.messages import (
@@ -41,7 +42,7 @@ class EngineCore:
         self._sampler = Sampler()
         self._recorder = recorder or NoBox()
         self._events = self._recorder.ring("steps")
-        self._step_name = self._recorder.name("step")
+        self._step_name = self._recorder.name(STEP)
 
     @property
     def has_work(self) -> bool:

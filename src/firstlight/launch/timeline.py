@@ -118,7 +118,7 @@ def read_timeline(run_dir: Path, max_events: int) -> Timeline:
 def merge(
     boxes: Mapping[str, Box], is_alive: Callable[[int, int], bool], now_s: float, max_events: int
 ) -> Timeline:
-    """The timeline of at least one box. `is_alive` of a pid and its start ticks; `now_s` on CLOCK_MONOTONIC."""
+    """The timeline of at least one box. `is_alive` takes pid and start ticks; `now_s`: CLOCK_MONOTONIC."""
     clock = min(boxes.values(), key=lambda box: box.made_monotonic_s)
     firsts = [box.phases[0].start_s for box in boxes.values() if box.phases]
     start_s = min(firsts, default=clock.made_monotonic_s)
@@ -147,7 +147,7 @@ class _Merger:
 
     def phases(self, name: str, box: Box) -> Iterator[PhaseEntry]:
         ended: EndedPhase | None = None
-        for phase, after in zip(box.phases, [*box.phases[1:], None], strict=True):
+        for phase, after in zip(box.phases, (*box.phases[1:], None), strict=False):
             yield PhaseEntry(
                 time_s=self._clock.wall_s(phase.start_s),
                 since_s=phase.start_s - self._start_s,
@@ -171,9 +171,7 @@ class _Merger:
                 values=named_values(event.name, event.values),
             )
 
-    def process(
-        self, name: str, box: Box, is_alive: Callable[[int, int], bool], now_s: float
-    ) -> ProcessLine:
+    def process(self, name: str, box: Box, is_alive: Callable[[int, int], bool], now_s: float) -> ProcessLine:
         state = NEVER_RAN if not box.pid else ALIVE if is_alive(box.pid, box.start_ticks) else DEAD
         phase = box.phase
         times = [event.time_s for event in box.events] + [phase.start_s for phase in box.phases]

@@ -56,7 +56,9 @@ def _silence(process: ProcessLine, read_s: float) -> str:
     if process.last_record_s is None or process.phase_s is None:
         return f"{process.name}: has entered no phase"
     silent = _seconds(read_s - process.last_record_s)
-    return f"{process.name}: in {process.phase} for {_seconds(process.phase_s)}; its last entry is {silent} old"
+    return (
+        f"{process.name}: in {process.phase} for {_seconds(process.phase_s)}; its last entry is {silent} old"
+    )
 
 
 def _entries(timeline: Timeline) -> Iterator[str]:
@@ -88,8 +90,10 @@ def _event(entry: EventEntry) -> str:
 
 def _progress(odometer: Odometer) -> str:
     if odometer.total:
-        return f"{amount(odometer.done, odometer.unit, short=True)} of {amount(odometer.total, odometer.unit)}"
-    return amount(odometer.done, odometer.unit) if odometer.unit else ""
+        return (
+            f"{amount(odometer.done, odometer.unit, short=True)} of {amount(odometer.total, odometer.unit)}"
+        )
+    return amount(odometer.done, odometer.unit) if odometer.done else ""
 
 
 def _collective(collective: Collective) -> str:
@@ -113,4 +117,6 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _one_line(text: str) -> str:
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
