@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from firstlight.cli.main import main
+from firstlight.cli.entry import main
 
 main()

@@ -96,6 +96,26 @@ def test_it_listens_long_before_it_is_ready_and_says_where_it_is(model: Path) ->
             assert answer.json()["error"]["message"]
 
 
+def accepts(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def test_the_first_answer_comes_before_the_ordinary_imports_end(tmp_path: Path) -> None:
+    """The command line is not read by typer yet: the message is that of the first moment."""
+    path = tmp_path / "early.sock"
+    with starting(tmp_path / "no-model", "--uds", str(path)) as server:
+        deadline = time.monotonic() + 20
+        while not accepts(path):
+            assert time.monotonic() < deadline
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            answer = client.get("http://server/v1/models")
+        assert answer.status_code == 503
+        assert "it reads its options" in answer.json()["error"]["message"]
+        assert server.wait() == 3
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_while_starting_leaves_nothing(model: Path, number: int) -> None:
     with starting(model) as server:

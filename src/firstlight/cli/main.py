@@ -1,7 +1,7 @@
 """The `firstlight` program: its commands, gathered.
 
-Entry point of the package and of `python -m firstlight`. Invariant: `firstlight --help` loads the cli and
-base rooms only; each command imports what it needs when it runs.
+Called by `cli.entry`. Invariant: `firstlight --help` loads the cli and base rooms only; each command
+imports what it needs when it runs.
 """
 
 from __future__ import annotations

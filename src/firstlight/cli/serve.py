@@ -1,6 +1,7 @@
 """`firstlight serve`: flags and a TOML file become an order for the launcher.
 
-Registered by `cli.main`. Invariant: nothing slow is imported before the public socket listens.
+Registered by `cli.main`. Invariant: nothing slow is imported before the public socket listens; mostly it does
+already, as `cli.first_answer` has opened it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from firstlight.base.errors import UsageError, why_unreadable
 from firstlight.base.resolve import Given
+from firstlight.cli.keys import gather_keys, listed_keys
 from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
 
@@ -61,50 +62,21 @@ def serve(options: ServeOptions, flags: Given) -> int:
       firstlight serve org/name --tensor-parallel 2 --max-model-len 8192
       firstlight serve --config run.toml --api-key-file keys.txt
     """
-    from firstlight.base import environment
     from firstlight.base.resolve import read_toml, resolve
+    from firstlight.cli.first_answer import early
     from firstlight.facts.machine import inspect_machine
     from firstlight.launch.serve import Order, serve
 
     file = read_toml(options.config) if options.config else Given({}, "no file")
     machine = inspect_machine(with_gpus=False)
     model = options.model or file.values.get("model")
-    keys = [
-        *(options.api_key or _listed(file, "api-key")),
-        *_keys_in(options.api_key_file or file.values.get("api-key-file")),
-        *environment.api_keys(),
-    ]
+    texts = options.api_key or listed_keys(file.values.get("api-key", []), file.origin)
+    keys = gather_keys(texts, options.api_key_file or file.values.get("api-key-file"))
     order = Order(
         resolved=resolve([flags, file], machine.num_usable_cores),
         model=model,
-        api_keys=tuple(dict.fromkeys(keys)),
+        api_keys=keys,
         cores=machine.physical_cores,
         debug=options.debug or file.values.get("debug") is True,
     )
-    return serve(order, locate, sys.stderr)
-
-
-def _listed(file: Given, name: str) -> list[str]:
-    value = file.values.get(name, [])
-    keys = [value] if isinstance(value, str) else value
-    if not isinstance(keys, list) or not all(isinstance(key, str) and key for key in keys):
-        raise UsageError(
-            f"{name} in {file.origin} must be text or a list of texts.", 'Write api-key = "KEY".'
-        )
-    return keys
-
-
-def _keys_in(path: str | Path | None) -> list[str]:
-    if path is None:
-        return []
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"cannot read the API keys in {path}: {why_unreadable(error)}",
-            "Give a text file with one key a line.",
-        ) from error
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if not keys:
-        raise UsageError(f"{path} holds no API key.", "Write one key a line.")
-    return keys
+    return serve(order, locate, sys.stderr, early())

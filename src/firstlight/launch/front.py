@@ -99,14 +99,20 @@ class Front:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            for task in asyncio.all_tasks(self._loop):
-                task.cancel()
-            self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.run_until_complete(self._end_connections())
         finally:
             self._loop.close()
 
     def _call(self, work: Any) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10)
+
+    async def _end_connections(self) -> None:
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.sleep(0)  # a task that has not begun could not close its connection
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # a transport closes its socket a turn after it was told
 
     async def _open(self, listener: socket.socket) -> None:
         if self._server is None:
@@ -116,9 +122,13 @@ class Front:
             )
 
     async def _pause(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        server, self._server = self._server, None
+        if server is not None:
+            # A server that is closed in the turn in which it has accepted loses that connection unanswered.
+            for listener in server.sockets:
+                self._loop.remove_reader(listener.fileno())
+            await asyncio.sleep(0)
+            server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._num_connections += 1

@@ -162,3 +162,13 @@ def test_tls(listener: socket.socket, tmp_path: Any) -> None:
         connection.close()
     finally:
         front.close()
+
+
+def test_whoever_is_accepted_while_it_pauses_is_answered(front: Front, listener: socket.socket) -> None:
+    """By it, or from the kernel's queue by who accepts next."""
+    for _ in range(50):
+        with socket.create_connection(listener.getsockname(), timeout=5) as client:
+            client.sendall(b"GET /health/live HTTP/1.1\r\n\r\n")
+            front.pause()
+            front.open(listener)
+            assert client.recv(64).startswith(b"HTTP/1.1 200")

@@ -1,0 +1,42 @@
+"""The keys that a server asks for: from flags, a config file, a file of keys, the environment.
+
+Used by `serve`, and before that by `entry`, which is why only the standard library is imported. Invariant:
+the same sources give the same keys in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from firstlight.base import environment
+from firstlight.base.errors import UsageError, why_unreadable
+
+
+def gather_keys(given: Sequence[str], path: str | Path | None) -> tuple[str, ...]:
+    """Each key once: those `given`, those in the file `path`, those of the environment."""
+    return tuple(dict.fromkeys([*given, *_keys_in(path), *environment.api_keys()]))
+
+
+def listed_keys(value: object, origin: str) -> list[str]:
+    """What stands under `api-key` in the config file `origin`."""
+    keys = [value] if isinstance(value, str) else value
+    if not isinstance(keys, list) or not all(isinstance(key, str) and key for key in keys):
+        raise UsageError(f"api-key in {origin} must be text or a list of texts.", 'Write api-key = "KEY".')
+    return keys
+
+
+def _keys_in(path: str | Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cannot read the API keys in {path}: {why_unreadable(error)}",
+            "Give a text file with one key a line.",
+        ) from error
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise UsageError(f"{path} holds no API key.", "Write one key a line.")
+    return keys
