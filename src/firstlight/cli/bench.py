@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from firstlight.cli.bench_engine import offline, quality, scheduler, startup
+from firstlight.cli.bench_engine import blackbox, offline, quality, scheduler, startup
 from firstlight.cli.bench_serving import serving, soak
 from firstlight.cli.options import add_command
 
@@ -23,4 +23,5 @@ add_command(bench_app, offline)
 add_command(bench_app, startup)
 add_command(bench_app, quality)
 add_command(bench_app, scheduler)
+add_command(bench_app, blackbox)
 add_command(bench_app, soak)

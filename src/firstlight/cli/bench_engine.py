@@ -1,4 +1,4 @@
-"""`firstlight bench offline`, `startup`, `quality` and `scheduler`: the engine by itself, and its start.
+"""`firstlight bench offline`, `startup`, `quality`, `scheduler`, `blackbox`: the engine by itself, its start.
 
 Registered by `cli.bench`. Invariant: where results are to be stored is checked before anything is loaded.
 """
@@ -164,4 +164,44 @@ def scheduler(options: SchedulerOptions) -> int:
     queues = options.waiting or [0, 1_000, 10_000]
     report = bench_scheduler(options.running, queues, options.steps)
     output.hand_over(report, table(report))
+    return 0 if report.meets_goal else 1
+
+
+@dataclass
+class BlackBoxOptions:
+    """What `bench blackbox` takes."""
+
+    model: ModelArgument = None
+    writes: Annotated[int, typer.Option(help="Writes of each kind in a repeat.", min=1)] = 100_000
+    rounds: Annotated[int, typer.Option(help="Rounds with a box and without.", min=1)] = 12
+    batch: Annotated[int, typer.Option(help="Requests of a round.", min=1)] = 8
+    tokens: Annotated[int, typer.Option(help="Tokens of each request.", min=1)] = 32
+    threads: Threads = 0
+    json: JsonFile = None
+    debug: Debug = False
+
+
+def blackbox(options: BlackBoxOptions) -> int:
+    """Measure what the black box costs: nanoseconds a write, and the engine's throughput with and without.
+
+    Ends with exit code 1 where an event, a counter or a collective takes more than a microsecond.
+
+    Examples:
+      firstlight bench blackbox
+      firstlight bench blackbox model.gguf --rounds 40 --json blackbox.json
+    """
+    from firstlight.bench.blackbox import BlackBoxOrder, bench_blackbox, tables
+
+    output = Output("blackbox", options.json)
+    order = BlackBoxOrder(
+        model=locate(options.model),
+        writes=options.writes,
+        rounds=options.rounds,
+        batch=options.batch,
+        tokens=options.tokens,
+        threads=options.threads,
+    )
+    with progress_bar("rounds") as advance:
+        report = bench_blackbox(order, advance)
+    output.hand_over(report, *tables(report))
     return 0 if report.meets_goal else 1
