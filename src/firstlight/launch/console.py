@@ -1,4 +1,4 @@
-"""What a person sees of a start: one line a phase, a live line on a terminal, and the card when it is ready.
+"""What a person sees of a start: one line a phase, a live view on a terminal, and the card when it is ready.
 
 Written to by the supervisor only. Invariant: nothing here decides anything, and a stream that is not a
 terminal gets whole lines only.
@@ -7,7 +7,7 @@ terminal gets whole lines only.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
@@ -19,7 +19,9 @@ from firstlight.launch.amounts import amount
 from firstlight.launch.progress import PhaseTrack, ProgressLine
 from firstlight.launch.ready_card import base_url, ready_card
 
-_ERASE_LINE = "\r\x1b[2K"
+if TYPE_CHECKING:
+    from firstlight.launch.live_view import LiveView
+
 _WORTH_A_LINE_S = 0.05
 _REPEAT_S = 5.0  # how often a long phase is mentioned where no live line is possible
 
@@ -33,16 +35,17 @@ class Console:
         self._num_ranks = num_ranks
         self._has_keys = has_keys
         self._is_live = stream.isatty()
-        self._live_line = ""
+        self._view: LiveView | None = None
         self._last_failure = ""
         self._tracks: dict[str, PhaseTrack] = {}  # of the ranks, by name
         self._mentioned: dict[str, ProgressLine] = {}  # the newest line of its phase that was said
 
     def say(self, text: str) -> None:
-        """A whole line (or several); the live line stays below it."""
-        if self._live_line:
-            self._stream.write(_ERASE_LINE)
-        self._stream.write(text + "\n" + self._live_line)
+        """A whole line (or several); the live view stays below it."""
+        if self._view is not None:
+            self._view.say(text)
+            return
+        self._stream.write(text + "\n")
         self._stream.flush()
 
     def progress(self, line: ProgressLine) -> None:
@@ -59,10 +62,10 @@ class Console:
             track = PhaseTrack(line)
             self._mentioned.pop(line.name, None)
         self._tracks[line.name] = track
-        if line.phase == READY:
-            self._finish_live()
-        elif self._is_live:
-            self._show_live(self._describe(track, line.time_s))
+        if self._is_live:
+            self._show_live()
+        elif line.phase == READY:
+            return
         elif line.time_s - self._last_said_s(line) >= _REPEAT_S:
             self._mentioned[line.name] = line
             self.say(self._describe(track, line.time_s))
@@ -100,7 +103,6 @@ class Console:
         track = self._tracks.get(name)
         if track is None or (now_s - track.last.start_s < _WORTH_A_LINE_S and not track.last.total):
             return
-        self._finish_live()
         if track.last is not self._mentioned.get(name):
             self.say(self._describe(track, now_s))
 
@@ -125,16 +127,24 @@ class Console:
             parts.append(last.detail)
         return "  ".join(parts).rstrip()
 
-    def _show_live(self, text: str) -> None:
-        self._live_line = text
-        self._stream.write(_ERASE_LINE + text)
-        self._stream.flush()
+    def _show_live(self) -> None:
+        if all(track.last.phase == READY for track in self._tracks.values()):
+            self._finish_live()
+            return
+        if self._view is None:
+            self._view = _open_view(self._stream)
+        self._view.show(self._tracks)
 
     def _finish_live(self) -> None:
-        if self._live_line:
-            self._stream.write(_ERASE_LINE)
-            self._stream.flush()
-        self._live_line = ""
+        if self._view is not None:
+            self._view.close()
+        self._view = None
+
+
+def _open_view(stream: TextIO) -> LiveView:
+    from firstlight.launch.live_view import LiveView  # rich is needed on a terminal only
+
+    return LiveView(stream)
 
 
 def _counted(count: int, noun: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
+import time
 
 import pytest
 
@@ -87,14 +89,37 @@ def test_what_was_just_mentioned_is_not_said_again_at_the_end() -> None:
     assert out.getvalue().count("kv") == 1
 
 
-def test_a_terminal_gets_a_live_line_that_other_output_does_not_break() -> None:
+def screen_of(written: str) -> list[str]:
+    """What a terminal shows in the end: the lines that no later one erased."""
+    rows: list[str] = [""]
+    for piece in re.split(r"(\n|\r|\x1b\[[0-9?;]*[A-Za-z])", written):
+        if piece == "\n":
+            rows.append("")
+        elif piece == "\x1b[2K":
+            rows[-1] = ""
+        elif piece == "\x1b[1A":
+            rows.pop()
+        elif not piece.startswith(("\x1b", "\r")):
+            rows[-1] += piece
+    return [row.rstrip() for row in rows if row.strip()]
+
+
+def test_a_terminal_gets_a_row_for_each_rank_that_other_output_does_not_break() -> None:
     out = Terminal()
-    console = Console(out, 0.0, 1, has_keys=False)
-    console.progress(line(1.0, "weights", 1, 10, "layers"))
+    console = Console(out, 0.0, 2, has_keys=False)
+    console.progress(line(1.0, "weights", 25, 100, "layers"))
+    console.progress(line(1.0, "imports", 500, 0, "modules", rank=1))
     console.say("a log line")
-    console.progress(line(2.0, "ready"))
-    assert "\r\x1b[2Ka log line\n" in out.getvalue()
-    assert out.getvalue().endswith("\r\x1b[2K   2.0 s  weights     1 of 10 layers\n")
+    time.sleep(0.15)  # the view is drawn ten times a second at most
+    console.progress(line(2.0, "weights", 50, 100, "layers"))
+    shown = screen_of(out.getvalue())
+    assert shown[0] == "a log line"
+    assert re.search(r"rank 0 +weights .+ 50 of 100 layers +50 layers/s +1 s left", shown[1])
+    assert re.search(r"rank 1 +imports .+ 500 modules", shown[2])
+    console.progress(line(3.0, "ready"))
+    console.progress(line(3.0, "ready", rank=1))
+    assert screen_of(out.getvalue())[0] == "a log line"
+    assert "rank 1  weights" not in screen_of(out.getvalue())[-1]
 
 
 def test_after_ready_the_ranks_are_no_longer_quoted() -> None:
