@@ -90,6 +90,7 @@ def _start(
         section.device,
         lambda arrived: report("rendezvous", arrived, group.size, "ranks"),
     )
+    report("rendezvous", group.size, group.size, "ranks")
     return start(checkpoint, config.model.dtype, section, group, report), group
 
 

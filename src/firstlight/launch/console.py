@@ -6,6 +6,7 @@ terminal gets whole lines only.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,7 +14,7 @@ import msgspec
 
 from firstlight import __version__
 from firstlight.base.config import REPORT_FILE, RunConfig
-from firstlight.base.phases import READY
+from firstlight.base.phases import READY, SPAWN
 from firstlight.base.program import program
 from firstlight.launch.amounts import amount
 from firstlight.launch.progress import PhaseTrack, ProgressLine
@@ -27,14 +28,20 @@ _REPEAT_S = 5.0  # how often a long phase is mentioned where no live line is pos
 
 
 class Console:
-    """Writes to one stream. `start_s` is the launch on the monotonic clock that progress lines use."""
+    """Writes to one stream, as text or as one JSON object a line.
 
-    def __init__(self, stream: TextIO, start_s: float, num_ranks: int, has_keys: bool) -> None:
+    `start_s` is the launch on the monotonic clock that progress lines use.
+    """
+
+    def __init__(
+        self, stream: TextIO, start_s: float, num_ranks: int, has_keys: bool, *, as_json: bool = False
+    ) -> None:
         self._stream = stream
         self._start_s = start_s
         self._num_ranks = num_ranks
         self._has_keys = has_keys
-        self._is_live = stream.isatty()
+        self._as_json = as_json
+        self._is_live = stream.isatty() and not as_json
         self._view: LiveView | None = None
         self._last_failure = ""
         self._tracks: dict[str, PhaseTrack] = {}  # of the ranks, by name
@@ -42,6 +49,15 @@ class Console:
 
     def say(self, text: str) -> None:
         """A whole line (or several); the live view stays below it."""
+        if self._as_json:
+            moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            line = {"time": moment, "level": "info", "logger": "firstlight.launch", "message": text.strip()}
+            self.pass_on(msgspec.json.encode(line).decode())
+        else:
+            self.pass_on(text)
+
+    def pass_on(self, text: str) -> None:
+        """A line that is written already as it shall be: a child's log."""
         if self._view is not None:
             self._view.say(text)
             return
@@ -102,6 +118,8 @@ class Console:
         """The phase that a rank was in is over; one that took no time is not worth a line."""
         track = self._tracks.get(name)
         if track is None or (now_s - track.last.start_s < _WORTH_A_LINE_S and not track.last.total):
+            return
+        if track.last.phase == SPAWN and now_s - track.last.start_s < _REPEAT_S:
             return
         if track.last is not self._mentioned.get(name):
             self.say(self._describe(track, now_s))

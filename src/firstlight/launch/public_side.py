@@ -68,7 +68,7 @@ class PublicSide:
             if name == API and not (self._is_handed_over or self._config.debug):
                 self._held.append(line.text)
             elif name == API:
-                self._console.say(line.text)
+                self._console.pass_on(line.text)
             elif self._config.debug:
                 self._console.say(f"{title(name)}: {line.text}")
 
@@ -82,7 +82,7 @@ class PublicSide:
             self._console.ready(self._config, now_s)
             self._is_handed_over = True
             for text in self._held:
-                self._console.say(text)
+                self._console.pass_on(text)
             self._held.clear()
 
     def take_back(self, failure: Failure | None) -> None:

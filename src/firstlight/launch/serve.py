@@ -56,7 +56,13 @@ def serve(
 ) -> int:
     """Serve until asked to stop; the exit code. Raises the errors that come before the first child."""
     clock = clock or SystemClock()
-    console = Console(stream, clock.now_s(), order.resolved.engine.tensor_parallel, bool(order.api_keys))
+    console = Console(
+        stream,
+        clock.now_s(),
+        order.resolved.engine.tensor_parallel,
+        bool(order.api_keys),
+        as_json=order.resolved.server.log_format == "json",
+    )
     check_files(order.resolved.model, order.resolved.server)
     public = _opened(order, early)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import time
@@ -152,3 +153,20 @@ def test_urls() -> None:
     assert base_url(ServerSection(port=9, tls_cert="c", tls_key="k")) == "https://127.0.0.1:9"
     card = ready_card(run_config(uds="/run/a b.sock"), 1.0, has_keys=False, program="firstlight")
     assert "--unix-socket '/run/a b.sock' http://localhost/v1/chat/completions" in card
+
+
+def test_json_lines_for_machines() -> None:
+    out = Terminal()
+    console = Console(out, 0.0, 1, has_keys=False, as_json=True)
+    console.progress(line(1.0, "weights", 1, 10, "layers"))
+    console.progress(line(2.0, "weights", 10, 10, "layers"))
+    console.progress(line(2.0, "ready"))
+    console.failed("broken")
+    console.pass_on('{"message": "of a child"}')
+    lines = [json.loads(row) for row in out.getvalue().splitlines()]
+    assert [row["message"] for row in lines] == [
+        "2.0 s  weights     10 of 10 layers  10 layers/s",
+        "error: broken",
+        "of a child",
+    ]
+    assert lines[0]["logger"] == "firstlight.launch"
