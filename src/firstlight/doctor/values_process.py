@@ -187,6 +187,7 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True, tag="exit"):
     name: str
     code: int | None = None
     signal: int | None = None
+    was_told: bool | None = None  # by its supervisor
     is_oom: bool | None = None
     message: str = ""
     hint: str = ""

@@ -29,6 +29,7 @@ from firstlight.launch.commands import API, ChildSpec
 from firstlight.launch.control import Death, EngineReady, Event, Probed, Stage, StopAsked
 from firstlight.launch.janitor_process import Janitor
 from firstlight.launch.logs import log_path
+from firstlight.launch.obituaries import Obituaries
 from firstlight.launch.output import ChildOutput, OutputLine
 from firstlight.launch.progress import BoxFollower
 from firstlight.launch.public_side import PublicSide
@@ -68,6 +69,7 @@ class Children:
         self._pidfds: dict[str, int] = {}
         self._happened: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._pids: dict[str, int] = {}
+        self._obituaries = Obituaries(config.run_dir)
         self._watch = Watch(config, self._pids, self._tell, clock)
 
     def __enter__(self) -> Self:
@@ -185,8 +187,10 @@ class Children:
                 continue
             output.join(_LAST_OUTPUT_S)
             self._forget(name)
+            is_oom = self._obituaries.write(name, child.pid, cause)
             failure = read_failure(self._config.run_dir, name)
-            events.append(Death(name, self._clock.now_s(), cause, failure, output.last_lines))
+            now_s = self._clock.now_s()
+            events.append(Death(name, now_s, cause, failure, output.last_lines, is_oom=is_oom))
         return events
 
     def _forget(self, name: str) -> None:
@@ -200,6 +204,7 @@ class Children:
     def _send(self, names: Sequence[str], number: int) -> None:
         for name in names:
             if name in self._running:
+                self._obituaries.told(name, number)
                 self._running[name][0].send(number)
 
     def _leave(self) -> None:

@@ -47,7 +47,8 @@ class OnStall(enum.Enum):
 class Death(msgspec.Struct, frozen=True):
     """The end of a child: when, how, its last words if it left any, and its last lines of output.
 
-    `told`: we had asked it to end, or it left in peace when the run was asked to; filled in by `step`.
+    `is_oom`: the kernel ended it for want of memory; None: not known. `told`: we had asked it to end, or it
+    left in peace when the run was asked to; filled in by `step`.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Death(msgspec.Struct, frozen=True):
     failure: Failure | None = None
     last_lines: tuple[str, ...] = ()
     told: bool = False
+    is_oom: bool | None = None
 
 
 class EngineReady(msgspec.Struct, frozen=True):

@@ -18,6 +18,12 @@ from firstlight.launch.control import Death, LaunchState
 _INTERRUPTED = 130
 # Nobody's mistake but ours: what a rank says when it loses another one, or when something unforeseen broke.
 FAILURE_CODES = frozenset({EngineError.exit_code, FirstlightError.exit_code})
+_LESS_MEMORY = "lower --memory-fraction, --kv-memory or --max-model-len."
+_KILLED = {
+    True: f"The kernel ended it for want of memory: {_LESS_MEMORY}",
+    False: "Somebody killed it, but not the kernel for want of memory: find out who did, and start again.",
+    None: f"Somebody killed it; if it was the kernel for want of memory (see `dmesg`), {_LESS_MEMORY}",
+}
 _NATIVE_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 
 
@@ -60,10 +66,7 @@ def _guess(death: Death) -> Failure:
 
 def _hint(death: Death) -> str:
     if death.cause.signal == signal.SIGKILL:
-        return (
-            "Somebody killed it; if it was the kernel for want of memory (see `dmesg`), lower "
-            "--memory-fraction, --kv-memory or --max-model-len."
-        )
+        return _KILLED[death.is_oom]
     if death.cause.signal in _NATIVE_FAULTS:
         return "Native code crashed; run again with --debug and report what it prints."
     return "Run again with --debug to see all that it printed."

@@ -12,6 +12,8 @@ import pytest
 
 from firstlight.base.blackbox.store import box_path, make_box_folder
 from firstlight.base.blackbox.writer import BlackBox, create_box
+from firstlight.base.errors import ModelFileError
+from firstlight.base.exit_notes import ExitNote, write_exit_note
 from firstlight.base.failure import write_failure
 from firstlight.doctor.collect.blackboxes import BOXES
 from firstlight.doctor.collect.cgroup import CGROUPS
@@ -153,6 +155,17 @@ def test_a_black_box_of_a_dead_process_and_its_last_words(tmp_path: Path) -> Non
     assert alive.box.phase.odometer.done == 40
     assert "too much" in the(found, ExitRecord, "rank-1").message
     assert found.failures("blackbox", "broken")
+
+
+def test_how_a_process_ended_and_its_last_words_are_one_record(tmp_path: Path) -> None:
+    cause = {"code": None, "signal": 9, "told": False, "time_s": 1.0, "is_oom": True}
+    write_exit_note(tmp_path, ExitNote(name="rank-0", pid=7, **cause))
+    write_exit_note(tmp_path, ExitNote(name="rank-1", pid=8, **{**cause, "signal": None, "code": 3}))
+    write_failure(tmp_path, "rank-1", ModelFileError("cut short", "fetch it"))
+    found = look(target(run_dir=str(tmp_path)), [EXITS])
+    killed, failed = the(found, ExitRecord, "rank-0"), the(found, ExitRecord, "rank-1")
+    assert (killed.signal, killed.is_oom, killed.was_told, killed.message) == (9, True, False, "")
+    assert (failed.code, failed.message, failed.hint) == (3, "cut short.", "fetch it")
 
 
 def test_a_checkpoint_and_all_that_is_wrong_with_it(tmp_path: Path) -> None:

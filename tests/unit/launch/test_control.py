@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from firstlight.base.failure import Failure
@@ -128,6 +129,18 @@ def test_a_rank_that_dies_while_serving_ends_the_run_if_that_is_wanted() -> None
     assert end.failure is not None
     assert "rank 0 was ended by SIGKILL" in end.failure.message
     assert "--memory-fraction" in end.failure.hint
+
+
+@pytest.mark.parametrize(
+    ("is_oom", "said"),
+    [(True, "The kernel ended it for want"), (False, "but not the kernel"), (None, "if it was the kernel")],
+)
+def test_who_killed_it_is_said_as_far_as_it_is_known(is_oom: bool | None, said: str) -> None:
+    killed = msgspec.structs.replace(death("rank-0", 9.0, KILLED)[1], is_oom=is_oom)
+    state, _ = play(*READY, (9.0, killed), on_stall=OnStall.EXIT)
+    failure = verdict(state).failure
+    assert failure is not None
+    assert said in failure.hint
 
 
 def test_the_cause_wins_over_the_complaint_of_the_rank_that_lost_it() -> None:

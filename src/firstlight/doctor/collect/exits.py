@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from firstlight.base.failure import read_failure
+import msgspec
+
+from firstlight.base.exit_notes import ExitNote, read_exit_notes
+from firstlight.base.failure import Failure, read_failure
 from firstlight.doctor.collect.scene import Collector, Scene
 from firstlight.doctor.evidence import Observation
 from firstlight.doctor.redact import hide_in_text
@@ -19,21 +22,36 @@ _PREFIX, _SUFFIX = "failure-", ".json"
 
 
 def collect_exits(scene: Scene) -> Iterator[Observation]:
-    """One record a process that left one."""
+    """One record a process that left words, or whose end its supervisor wrote down."""
     if scene.target.run_dir is None:
         return
-    for path in sorted(Path(scene.target.run_dir).glob(f"{_PREFIX}*{_SUFFIX}")):
-        name = path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
-        failure = read_failure(scene.target.run_dir, name)
-        if failure is None:
-            continue
-        value = ExitRecord(
+    run_dir = Path(scene.target.run_dir)
+    notes = read_exit_notes(run_dir)
+    words = {
+        path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX): path
+        for path in run_dir.glob(f"{_PREFIX}*{_SUFFIX}")
+    }
+    for name in sorted({*notes, *words}):
+        note, failure = notes.get(name), read_failure(run_dir, name)
+        source = str(words.get(name, run_dir / f"exit-{name}.json"))
+        if note is not None or failure is not None:
+            yield Observation(subject=name, source=source, value=_record(name, note, failure))
+
+
+def _record(name: str, note: ExitNote | None, failure: Failure | None) -> ExitRecord:
+    record = ExitRecord(name=name)
+    if failure is not None:
+        record = ExitRecord(
             name=name,
             code=failure.exit_code,
             message=hide_in_text(failure.message)[:1000],
             hint=failure.hint[:500],
         )
-        yield Observation(subject=name, source=str(path), value=value)
+    if note is None:
+        return record
+    return msgspec.structs.replace(
+        record, code=note.code, signal=note.signal, was_told=note.told, is_oom=note.is_oom
+    )
 
 
 EXITS = Collector("exits", collect_exits, is_dynamic=False)
