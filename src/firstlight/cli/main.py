@@ -18,8 +18,10 @@ from firstlight.cli.chat import chat
 from firstlight.cli.convert import convert
 from firstlight.cli.env import env
 from firstlight.cli.options import add_command
+from firstlight.cli.ps import ps
 from firstlight.cli.run import RUN_SETTINGS, run
 from firstlight.cli.serve import serve
+from firstlight.cli.stop import stop
 
 app = typer.Typer(
     name="firstlight",
@@ -48,6 +50,8 @@ def _root(
 
 
 add_command(app, serve, settings=ALL_SETTINGS)
+add_command(app, ps)
+add_command(app, stop)
 add_command(app, chat)
 add_command(app, run, settings=RUN_SETTINGS)
 add_command(app, convert)
