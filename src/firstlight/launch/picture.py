@@ -60,7 +60,7 @@ def described(track: PhaseTrack) -> str:
     text = f"{title(last.name)} is in phase {last.phase}"
     if last.total:
         share = 100 * last.done // last.total
-        text += f", {amount(last.done, last.unit)} of {amount(last.total, last.unit)} ({share} %)"
+        text += f", {amount(last.done, last.unit, short=True)} of {amount(last.total, last.unit)} ({share} %)"
     if remaining_s is not None and last.done < last.total:
         text += f", about {max(1, math.ceil(remaining_s))} s left"
     return text

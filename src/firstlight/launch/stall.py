@@ -78,7 +78,8 @@ def _where(case: Case, key: str) -> str:
     text = f", in phase {phase.name}"
     odometer = phase.odometer
     if odometer.total:
-        text += f" at {amount(odometer.done, odometer.unit)} of {amount(odometer.total, odometer.unit)}"
+        done = amount(odometer.done, odometer.unit, short=True)
+        text += f" at {done} of {amount(odometer.total, odometer.unit)}"
     entered, left = seen.box.entered, seen.box.left
     if entered.number > left.number:
         text += f", inside the collective {entered.name!r} number {entered.number}"

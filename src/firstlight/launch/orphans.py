@@ -1,0 +1,67 @@
+"""What the ranks leave when they die: their own children become ours, and none is lost or left a zombie.
+
+Used by `children`. Linux only; elsewhere orphans go to the system's first process. Invariant: a process that
+somebody else in this program waits for is never taken from him: only members of the children's sessions are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+import msgspec
+
+from firstlight.base.process import ExitCause
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Orphan(msgspec.Struct, frozen=True):
+    """A grandchild that ended after its parent had."""
+
+    pid: int
+    session: int
+    cause: ExitCause
+
+
+def adopt_orphans() -> None:
+    """From now on a descendant whose parent dies is ours; where the system cannot, nothing changes."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_orphans(sessions: AbstractSet[int]) -> list[Orphan]:
+    """Take note of the dead among our adopted children, those of `sessions` (each led by a child of ours)."""
+    found = []
+    for pid in _children():
+        session = _session_of_zombie(pid)
+        if session is None or session not in sessions or pid in sessions:
+            continue
+        with contextlib.suppress(ChildProcessError):
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+            if reaped == pid:
+                cause = ExitCause.from_returncode(os.waitstatus_to_exitcode(status))
+                found.append(Orphan(pid, session, cause))
+    return found
+
+
+def _children() -> list[int]:
+    pids: list[int] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids += map(int, path.read_text().split())
+    return pids
+
+
+def _session_of_zombie(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return int(fields[3]) if fields[0] == b"Z" else None
