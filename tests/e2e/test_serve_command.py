@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -298,3 +299,27 @@ def test_too_little_memory_says_how_much_is_needed(model: Path) -> None:
     assert code == 5, message
     assert message.count("Not enough memory") == 1
     assert "what to do:" in message
+
+
+def test_systemd_hears_of_the_whole_life(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+        heard: list[str] = []
+
+        def listen() -> None:
+            while "STOPPING=1" not in heard:
+                heard.extend(manager.recv(4096).decode().split("\n"))
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        with RunningServer(model) as server:
+            assert server.stop() == 0
+        listener.join()
+    assert heard.index("READY=1") < heard.index("STATUS=The model is ready.")
+    assert any(row.startswith("STATUS=The model is not ready yet: rank 0 is in phase") for row in heard)
+    assert "WATCHDOG=1" in heard

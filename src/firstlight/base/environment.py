@@ -1,4 +1,4 @@
-"""The only place that reads environment variables: five names, and the copy that children inherit.
+"""The only place that reads environment variables: five names, those of systemd, and the copy for children.
 
 Called by the cli, the launcher and `facts.sources`. Invariant: an unset or empty variable is None; a value
 that cannot be used is a `UsageError` that names the variable. A shape test keeps `os.environ` out of every
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from firstlight.base.errors import UsageError
 
@@ -18,6 +19,15 @@ API_KEY = "FIRSTLIGHT_API_KEY"  # keys the server asks for, or the one a client 
 XDG_CACHE = "XDG_CACHE_HOME"
 XDG_RUNTIME = "XDG_RUNTIME_DIR"
 HUB_OFFLINE = "HF_HUB_OFFLINE"
+# systemd's words to the process that it has started, and to no child of it: no settings of ours.
+SERVICE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+class ServiceManager(NamedTuple):
+    """Whom to tell how the service is; `watchdog_s`: we are ended after so long without a word."""
+
+    address: str
+    watchdog_s: float | None
 
 
 def cache_directory() -> Path:
@@ -53,15 +63,32 @@ def hub_is_offline() -> bool:
     raise UsageError(f"{HUB_OFFLINE} is {value!r}, which is neither true nor false.", "Set it to 1 or 0.")
 
 
+def service_manager() -> ServiceManager | None:
+    """The service manager that has started this very process, if it wants to hear from it."""
+    address, period, pid = (_value(name) for name in SERVICE_MANAGER)
+    if pid is not None and pid != str(os.getpid()):
+        period = None  # it watches another process
+    if period is not None and not (period.isascii() and period.isdigit() and int(period) > 0):
+        raise UsageError(f"WATCHDOG_USEC is {period!r}, which is no number of microseconds.", "Unset it.")
+    if address is None or address[0] not in "/@":  # also what has no socket on this machine
+        return None
+    return ServiceManager(address.replace("@", "\0", 1) if address[0] == "@" else address, _seconds(period))
+
+
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `extra` on top, for a child. The caller owns the copy."""
-    return {**os.environ, **extra}
+    ours = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGER}
+    return {**ours, **extra}
 
 
 def set_for_libraries(variables: Mapping[str, str]) -> None:
     """What libraries that will be loaded later read of the environment; what is set already stays."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+
+
+def _seconds(microseconds: str | None) -> float | None:
+    return None if microseconds is None else int(microseconds) / 1e6
 
 
 def _value(name: str) -> str | None:

@@ -105,6 +105,7 @@ class Children:
         is_quiet = stage in (Stage.READY, Stage.LOST, Stage.STALLED)
         self._selector.select(_SERVING_WAIT_S if is_quiet else _BUSY_WAIT_S)
         self._empty_wake_up()
+        self._public.beat()
         events = [*self._progress(stage), *self._deaths()]
         with contextlib.suppress(queue.Empty):
             while True:

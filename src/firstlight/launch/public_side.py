@@ -21,6 +21,7 @@ from firstlight.launch.front import Front, Picture
 from firstlight.launch.output import OutputLine
 from firstlight.launch.picture import Situation, picture
 from firstlight.launch.progress import PhaseTrack, ProgressLine
+from firstlight.launch.systemd import Notifier
 from firstlight.serve.orders import Accept, Refuse, Resume
 
 _MAX_HELD_LINES = 1000
@@ -30,7 +31,13 @@ class PublicSide:
     """One run as it is seen from outside. `start_s` is the launch on the monotonic clock."""
 
     def __init__(
-        self, config: RunConfig, console: Console, front: Front, listener: socket.socket, start_s: float
+        self,
+        config: RunConfig,
+        console: Console,
+        front: Front,
+        listener: socket.socket,
+        start_s: float,
+        notifier: Notifier,
     ) -> None:
         self.link = ApiLink()
         self._config = config
@@ -38,6 +45,7 @@ class PublicSide:
         self._front = front
         self._listener = listener
         self._start_s = start_s
+        self._notifier = notifier
         self._status = "starting"
         self._verdict: Failure | None = None
         self._tracks: dict[str, PhaseTrack] = {}
@@ -51,6 +59,10 @@ class PublicSide:
     def started(self, name: str, pid: int) -> None:
         """A child has its process."""
         self._pids[name] = pid
+
+    def beat(self) -> None:
+        """The supervisor's loop has turned."""
+        self._notifier.beat()
 
     def progress(self, lines: Sequence[ProgressLine], now_s: float) -> None:
         """The processes have moved."""
@@ -101,11 +113,13 @@ class PublicSide:
         self._tell(failure)
         if failure is not None:
             self.link.send(Refuse(failure.message, failure.hint))
+        self._publish(self._start_s)
 
     def resume(self) -> None:
         """It moves again."""
         self._verdict = None
         self.link.send(Resume())
+        self._publish(self._start_s)
         self._console.say("it moves again: requests are taken.")
 
     def stopping(self, names: Sequence[str]) -> None:
@@ -113,6 +127,7 @@ class PublicSide:
         if API in names and self._verdict is None:
             self._status = "stopping"
             self._publish(self._start_s)
+            self._notifier.stopping()
 
     def close(self) -> None:
         """The run is over."""
@@ -123,7 +138,9 @@ class PublicSide:
             self._console.failed(EngineError(failure.message, failure.hint).explain())
 
     def _publish(self, now_s: float) -> None:
-        self._front.publish(self._picture(now_s))
+        shown = self._picture(now_s)
+        self._front.publish(shown)
+        self._notifier.show(shown)
 
     def _picture(self, now_s: float) -> Picture:
         situation = Situation(

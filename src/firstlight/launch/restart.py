@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 MOST = 5
 WINDOW_S = 600.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
+_TURN_S = 0.25
 
 
 class RestartLimit:
@@ -42,6 +44,9 @@ class RestartLimit:
         self._restarts_s.append(now_s)
         return True
 
-    def wait(self) -> None:
-        """The pause; a signal that ends the program ends it too."""
-        time.sleep(self.pause_s)
+    def wait(self, turn: Callable[[], None]) -> None:
+        """The pause, with a `turn` every now and then; a signal that ends the program ends it too."""
+        end_s = time.monotonic() + self.pause_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            turn()
+            time.sleep(min(left_s, _TURN_S))

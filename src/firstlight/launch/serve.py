@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import msgspec
 
+from firstlight.base import environment
 from firstlight.base.blackbox.store import FOLDER, box_path, keep_boxes, make_box_folder
 from firstlight.base.blackbox.writer import BlackBox, create_box
 from firstlight.base.clock import Clock, SystemClock
@@ -34,6 +35,7 @@ from firstlight.launch.public_side import PublicSide
 from firstlight.launch.restart import RestartLimit
 from firstlight.launch.run_directory import make_run_directory, remove_ended_runs, write_api_keys
 from firstlight.launch.supervisor import supervise
+from firstlight.launch.systemd import Notifier
 from firstlight.launch.verdict import FAILURE_CODES, Verdict, verdict
 
 
@@ -64,22 +66,27 @@ def serve(
         as_json=order.resolved.server.log_format == "json",
     )
     check_files(order.resolved.model, order.resolved.server)
+    manager = environment.service_manager()
     public = _opened(order, early)
+    notifier = Notifier(manager, clock)
     try:
         server = msgspec.structs.replace(order.resolved.server, port=bound_port(public.listener))
-        public.front.publish(Picture(message="The model is not ready yet: its files are being looked for."))
+        looking = Picture(message="The model is not ready yet: its files are being looked for.")
+        public.front.publish(looking)
+        notifier.show(looking)
         path = locate(order.model)
         _require_servable(path, order.resolved.engine)
         remove_ended_runs()
-        run = _Run(order, server, path, public, console, clock)
+        run = _Run(order, server, path, _Outside(public, console, notifier, clock))
         limit = RestartLimit()
         while True:
             end, wants_restart = run.once()
             if not wants_restart or not limit.allows_another(clock.now_s()):
                 return end.exit_code
             console.say(f"starting again in {limit.pause_s:.0f} s ({limit.count} of {limit.most})")
-            limit.wait()
+            limit.wait(notifier.beat)
     finally:
+        notifier.close()
         public.close()
 
 
@@ -92,14 +99,21 @@ def _opened(order: Order, early: Early | None) -> Early:
     return open_early(order.resolved.server, order.api_keys)
 
 
+class _Outside(NamedTuple):
+    """Whom a run speaks to."""
+
+    public: Early
+    console: Console
+    notifier: Notifier
+    clock: Clock
+
+
 class _Run:
     """One start of the engine after the other, on one public socket."""
 
-    def __init__(
-        self, order: Order, server: ServerSection, path: Path, public: Early, console: Console, clock: Clock
-    ) -> None:
+    def __init__(self, order: Order, server: ServerSection, path: Path, outside: _Outside) -> None:
         self._order, self._server, self._path = order, server, path
-        self._public, self._console, self._clock = public, console, clock
+        self._public, self._console, self._notifier, self._clock = outside
 
     def once(self) -> tuple[Verdict, bool]:
         """From the first child to the end of the last; and whether it shall be started again."""
@@ -123,14 +137,13 @@ class _Run:
 
     def _follow(self, config: RunConfig) -> LaunchState:
         start_s = self._clock.now_s()
-        side = PublicSide(config, self._console, self._public.front, self._public.listener, start_s)
+        front, listener = self._public.front, self._public.listener
+        side = PublicSide(config, self._console, front, listener, start_s, self._notifier)
         run_dir = Path(config.run_dir)
         paths = [run_dir / FOLDER] if (run_dir / FOLDER).is_symlink() else []
         janitor = start_janitor(run_id(config), [*paths, *([config.server.uds] if config.server.uds else [])])
         try:
-            specs = child_specs(
-                config, self._public.listener.fileno(), side.link.child.fileno(), self._order.cores
-            )
+            specs = child_specs(config, listener.fileno(), side.link.child.fileno(), self._order.cores)
             for spec in specs:
                 _make_box(config, spec)
             initial = LaunchState(

@@ -75,3 +75,24 @@ def test_what_the_user_has_set_for_a_library_stays(monkeypatch: pytest.MonkeyPat
     assert os.environ["FIRSTLIGHT_TEST_ONE"] == "theirs"
     assert os.environ["FIRSTLIGHT_TEST_TWO"] == "ours"
     del os.environ["FIRSTLIGHT_TEST_TWO"]
+
+
+def test_systemd_is_told_only_if_it_has_started_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment.SERVICE_MANAGER:
+        monkeypatch.delenv(name, raising=False)
+    assert environment.service_manager() is None
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
+    monkeypatch.setenv("WATCHDOG_USEC", "2500000")
+    assert environment.service_manager() == ("/run/notify", 2.5)
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    assert environment.service_manager() == ("/run/notify", 2.5)
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    monkeypatch.setenv("NOTIFY_SOCKET", "@abstract")
+    assert environment.service_manager() == ("\0abstract", None)
+    assert not set(environment.SERVICE_MANAGER) & set(environment.child_environment({}))
+    monkeypatch.setenv("NOTIFY_SOCKET", "vsock:2:1")
+    assert environment.service_manager() is None
+    monkeypatch.delenv("WATCHDOG_PID")
+    monkeypatch.setenv("WATCHDOG_USEC", "soon")
+    with pytest.raises(UsageError, match="WATCHDOG_USEC is 'soon'"):
+        environment.service_manager()

@@ -26,6 +26,7 @@ from firstlight.launch.control import LaunchState
 from firstlight.launch.front import Front
 from firstlight.launch.public_side import PublicSide
 from firstlight.launch.supervisor import supervise
+from firstlight.launch.systemd import Notifier
 from firstlight.launch.verdict import Verdict, verdict
 
 SLEEPER = "import time\nwhile True: time.sleep(60)"
@@ -95,7 +96,7 @@ class Run:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             front = Front()
             front.open(listener)
-            side = PublicSide(self.config, console, front, listener, clock.now_s())
+            side = PublicSide(self.config, console, front, listener, clock.now_s(), Notifier(None, clock))
             try:
                 with Children(self.config, specs, side, clock) as children:
                     return verdict(supervise(initial, children, clock))
