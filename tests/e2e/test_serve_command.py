@@ -48,6 +48,7 @@ def assert_all_end(processes: list[psutil.Process]) -> None:
 
 
 def test_a_life_with_a_request_and_a_graceful_stop(model: Path) -> None:
+    before = set(Path("/dev/shm").glob("firstlight-*"))
     with RunningServer(model) as server:
         children = children_of(server)
         assert len(children) == 3  # janitor, rank, api
@@ -56,6 +57,7 @@ def test_a_life_with_a_request_and_a_graceful_stop(model: Path) -> None:
         assert server.stop() == 0
     assert_all_end(children)
     assert server.lines[-1] == "stopped."
+    assert set(Path("/dev/shm").glob("firstlight-*")) <= before
 
 
 def test_while_it_drains_a_stream_goes_on_and_others_are_told(model: Path) -> None:

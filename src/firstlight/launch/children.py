@@ -28,8 +28,9 @@ from firstlight.launch.api_link import ask_for_a_token
 from firstlight.launch.commands import API, ChildSpec
 from firstlight.launch.control import Death, EngineReady, Event, Probed, Stage, StopAsked
 from firstlight.launch.janitor_process import Janitor
-from firstlight.launch.logs import log_path
+from firstlight.launch.logs import log_path, note_orphan
 from firstlight.launch.obituaries import Obituaries
+from firstlight.launch.orphans import adopt_orphans, reap_orphans
 from firstlight.launch.output import ChildOutput, OutputLine
 from firstlight.launch.progress import BoxFollower
 from firstlight.launch.public_side import PublicSide
@@ -86,6 +87,7 @@ class Children:
             # `nohup firstlight serve &` ignores the hang-up of its terminal, and it shall stay so.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
         }
+        adopt_orphans()
         try:
             for spec in self._specs:
                 self._launch(spec)
@@ -106,6 +108,7 @@ class Children:
         self._selector.select(_SERVING_WAIT_S if is_quiet else _BUSY_WAIT_S)
         self._empty_wake_up()
         self._public.beat()
+        self._bury_orphans()
         events = [*self._progress(stage), *self._deaths()]
         with contextlib.suppress(queue.Empty):
             while True:
@@ -193,6 +196,11 @@ class Children:
             now_s = self._clock.now_s()
             events.append(Death(name, now_s, cause, failure, output.last_lines, is_oom=is_oom))
         return events
+
+    def _bury_orphans(self) -> None:
+        leaders = {pid: name for name, pid in self._pids.items()}
+        for orphan in reap_orphans(leaders.keys()):
+            note_orphan(Path(self._config.run_dir), leaders[orphan.session], orphan)
 
     def _forget(self, name: str) -> None:
         child, _ = self._running.pop(name)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from firstlight.base import environment
+from firstlight.base.blackbox.store import drop_boxes
 from firstlight.base.config import API_KEYS_FILE
 from firstlight.base.errors import ResourceError
 from firstlight.launch.run_record import RunRecord, ended_run, living_run, write_record
@@ -39,7 +40,7 @@ class RunDirectory:
         """Remove it; with `keep_logs` only secrets and sockets go, for who looks into a crash."""
         os.close(self._lock_fd)
         if not keep_logs:
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
             return
         for path in [self.path / API_KEYS_FILE, *self.path.glob("*.sock")]:
             with contextlib.suppress(OSError):
@@ -67,7 +68,7 @@ def remove_ended_runs() -> None:
     newest_first = sorted(ended, reverse=True)
     for place, (written_s, path) in enumerate(newest_first):
         if place >= _KEPT_RUNS or time.time() - written_s > _KEPT_S:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
 
 
 def living_runs() -> dict[Path, RunRecord]:
@@ -87,6 +88,11 @@ def write_api_keys(run_dir: Path, keys: Sequence[str]) -> None:
     fd = os.open(run_dir / API_KEYS_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(fd, "w", encoding="utf-8") as file:
         file.writelines(f"{key}\n" for key in keys)
+
+
+def _remove(run_dir: Path) -> None:
+    drop_boxes(run_dir)
+    shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def _parents() -> list[Path]:

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from firstlight.base.blackbox.reader import read_box
-from firstlight.base.blackbox.store import box_path, boxes_of, keep_boxes, make_box_folder, open_own_box
+from firstlight.base.blackbox.store import (
+    box_path,
+    boxes_of,
+    drop_boxes,
+    keep_boxes,
+    make_box_folder,
+    open_own_box,
+)
 from firstlight.base.imports import counted_imports
 
 
@@ -53,3 +60,21 @@ def test_imports_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert phase is not None
     assert (phase.name, phase.detail, phase.odometer.unit) == ("imports", "torch", "modules")
     assert phase.odometer.done >= 1
+
+
+def test_boxes_that_nobody_keeps_leave_the_memory(tmp_path: Path) -> None:
+    real = make_box_folder(tmp_path)
+    if real == tmp_path / "boxes":
+        return  # the temporary folder is in memory itself
+    open_own_box(tmp_path, "api", role="api")
+    drop_boxes(tmp_path)
+    assert not real.exists()
+
+
+def test_a_link_that_we_did_not_make_is_not_followed(tmp_path: Path) -> None:
+    run_dir, other = tmp_path / "run", tmp_path / "other"
+    run_dir.mkdir()
+    other.mkdir()
+    (run_dir / "boxes").symlink_to(other)
+    drop_boxes(run_dir)
+    assert other.exists()

@@ -67,6 +67,19 @@ def keep_boxes(run_dir: Path) -> None:
     shutil.rmtree(real, ignore_errors=True)
 
 
+def drop_boxes(run_dir: Path) -> None:
+    """What a run directory's link holds in memory goes; call before the directory does. Follows only a link
+    that we made: into shared memory, with the run's name, of our user."""
+    folder = run_dir / FOLDER
+    with contextlib.suppress(OSError):
+        if not folder.is_symlink():
+            return
+        real = Path(os.readlink(folder))
+        is_ours = real.name.startswith(f"{run_dir.name}-") and real.lstat().st_uid == os.geteuid()
+        if is_ours and real.is_dir() and not real.is_symlink():
+            shutil.rmtree(real, ignore_errors=True)
+
+
 def _is_in_memory(path: Path) -> bool:
     """Whether the file system that holds `path` keeps its files in memory."""
     wanted = path.resolve()
