@@ -137,7 +137,7 @@ class Console:
         if last.total:
             parts.append(f"{amount(last.done, last.unit, short=True)} of {amount(last.total, last.unit)}")
         pace = track.pace
-        if pace.per_s is not None:
+        if pace.per_s is not None and now_s - last.start_s >= _WORTH_A_LINE_S:
             parts.append(f"{amount(pace.per_s, last.unit)}/s")
         if pace.remaining_s is not None and last.done < last.total:
             parts.append(f"{pace.remaining_s:.0f} s left")

@@ -10,7 +10,7 @@ import pytest
 from firstlight.base.blackbox.events import STEP, named_values
 from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.reader import Box, Collective, EventRecord, Odometer, PhaseRecord
-from firstlight.base.blackbox.store import box_path, make_box_folder
+from firstlight.base.blackbox.store import box_path
 from firstlight.base.blackbox.writer import BlackBox, create_box
 from firstlight.base.errors import UsageError
 from firstlight.launch.timeline import EndedPhase, EventEntry, PhaseEntry, Timeline, merge, read_timeline
@@ -111,7 +111,7 @@ def test_values_have_the_names_of_their_event() -> None:
 
 
 def test_boxes_on_disk(tmp_path: Path) -> None:
-    make_box_folder(tmp_path)
+    (tmp_path / "boxes").mkdir()
     for name, rank in (("rank-0", 0), ("api", None)):
         create_box(box_path(tmp_path, name), role=name.partition("-")[0], rank=rank, run_id="r")
     writer = BlackBox(box_path(tmp_path, "rank-0"))
