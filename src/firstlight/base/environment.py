@@ -41,8 +41,11 @@ def cache_directory() -> Path:
 
 def api_keys() -> tuple[str, ...]:
     """The keys in FIRSTLIGHT_API_KEY; empty when it is unset."""
-    value = _value(API_KEY) or ""
-    return tuple(key.strip() for key in value.split(",") if key.strip())
+    value = _value(API_KEY)
+    keys = tuple(key.strip() for key in (value or "").split(",") if key.strip())
+    if value is not None and not keys:
+        raise UsageError(f"{API_KEY} is set but holds no key.", "Set it to keys with commas, or unset it.")
+    return keys
 
 
 def runtime_directory() -> Path | None:

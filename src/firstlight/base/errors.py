@@ -91,3 +91,12 @@ class RequestError(FirstlightError):
         self.status = status
         self.kind = kind
         self.retry_after_s = retry_after_s
+
+
+def is_text(text: str) -> bool:
+    """Whether it can be written as UTF-8: bytes that were none, and halves of JSON's pairs, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -6,6 +6,7 @@ answered is not kept in the conversation.
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from firstlight.base.errors import FirstlightError
+from firstlight.base.errors import FirstlightError, UsageError, is_text
 from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def chat(options: ChatOptions) -> None:
     with ChatClient(options.url, key, wait) as client:
         model = options.model or client.first_model()
         conversation = Conversation(client, model, options, sys.stdout)
+        if isinstance(sys.stdin, io.TextIOWrapper):  # what is no UTF-8 is refused line by line
+            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
         if sys.stdin.isatty():
             _interactive(conversation)
         else:
@@ -98,6 +101,10 @@ class Conversation:
 
     def ask(self, text: str) -> None:
         """Send `text` and show the answer as it comes; both are kept if it arrived."""
+        if not is_text(text):
+            raise UsageError(
+                "this line is not valid UTF-8, so it was not sent.", "Type or pipe text in UTF-8."
+            )
         messages = [*self._messages, {"role": "user", "content": text}]
         answer, note = self._stream(messages)
         self._output.write("\n")

@@ -12,12 +12,13 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from firstlight.base.errors import FirstlightError, RequestError
+from firstlight.base.errors import FirstlightError, RequestError, UsageError, is_text
 from firstlight.base.resolve import Given
 from firstlight.base.settings import Setting
 
@@ -41,6 +42,7 @@ def add_command(
     hints = get_type_hints(kind, include_extras=True)
 
     def command(**values: Any) -> None:
+        guard_texts(values)
         options = kind(**{field.name: values[field.name] for field in fields})
         if settings:
             given = {setting.name: values[_parameter(setting)] for setting in settings}
@@ -64,6 +66,16 @@ def add_command(
         help=help_text,
         epilog=_epilog(examples) if examples else None,
     )(command)
+
+
+def guard_texts(values: Mapping[str, Any]) -> None:
+    """Ends with a message when a value is no text: bytes of another encoding reach us as lone surrogates."""
+    for name, value in values.items():
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str | Path) and not is_text(str(text)):
+                shown = name.replace("_", "-")
+                _say(f"error: the value of {shown} is not valid UTF-8.\n  what to do: Give text in UTF-8.")
+                raise typer.Exit(UsageError.exit_code)
 
 
 def _epilog(examples: str) -> str:

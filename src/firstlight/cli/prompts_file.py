@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from firstlight.base.errors import UsageError
+from firstlight.base.errors import UsageError, is_text
 
 _EXPECTED = 'Each line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}.'
 
@@ -52,6 +52,8 @@ def _prompt(line: str, where: str, number: int) -> Prompt:
     unknown = content.keys() - {"id", "prompt", "messages"}
     if unknown:
         raise UsageError(f"{where} has unknown keys: {', '.join(sorted(unknown))}.", _EXPECTED)
+    if not is_text(json.dumps(content, ensure_ascii=False)):
+        raise UsageError(f"{where} has half of a surrogate pair, which is no text.", _EXPECTED)
     text, messages = content.get("prompt"), content.get("messages")
     if (text is None) == (messages is None):
         raise UsageError(f"{where} must have either a prompt or messages.", _EXPECTED)

@@ -11,6 +11,17 @@ import sys
 import time
 
 
+class TextFormatter(logging.Formatter):
+    """One line a record; what a client sent cannot end a line or move the reader's cursor."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Called by `format`; the traceback, which is ours, comes after it."""
+        line = super().formatMessage(record)
+        return "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode() for char in line
+        )
+
+
 class JsonFormatter(logging.Formatter):
     """One object a line: time, level, logger, message, and the traceback if there is one."""
 
@@ -33,7 +44,7 @@ def set_up(log_format: str) -> None:
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)

@@ -67,7 +67,8 @@ def test_a_rank_that_does_not_come_is_an_error_that_names_the_collective(tmp_pat
 
 def test_a_dead_rank_is_noticed_without_waiting_for_the_deadline(tmp_path: Path) -> None:
     answer, _ = run_ranks(tmp_path, "dead", 50.0)
-    assert "collective 'layers.1.attention' number 2" in answer["error"]
+    assert "collective 'layers.1.attention' number 2 was broken off" in answer["error"]
+    assert "pair.cc" not in answer["error"]
     assert answer["seconds"] < 40
 
 
