@@ -57,6 +57,7 @@ def test_a_life_with_a_request_and_a_graceful_stop(model: Path) -> None:
         assert server.stop() == 0
     assert_all_end(children)
     assert server.lines[-1] == "stopped."
+    assert any(line.startswith("stopping: running requests have 10 s to end") for line in server.lines)
     assert set(Path("/dev/shm").glob("firstlight-*")) <= before
 
 

@@ -125,6 +125,11 @@ class PublicSide:
     def stopping(self, names: Sequence[str]) -> None:
         """Children are told to end."""
         if API in names and self._verdict is None:
+            if self._is_handed_over and self._status != "stopping":
+                drain_s = self._config.server.drain_s
+                self._console.say(
+                    f"stopping: running requests have {drain_s:g} s to end; asked again, they end now."
+                )
             self._status = "stopping"
             self._publish(self._start_s)
             self._notifier.stopping()
