@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
+
+from firstlight.base.proc_stat import read_proc_stat
 
 _PR_SET_PDEATHSIG = 1
 
@@ -108,12 +109,8 @@ def start_ticks(pid: int) -> int | None:
 
     Together with its number this names a process for good.
     """
-    try:
-        # The name of the program comes second, in parentheses, and may hold anything.
-        state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except (OSError, ValueError):
-        return None
-    return None if state in (b"Z", b"X") else int(fields[18])
+    stat = read_proc_stat(pid)
+    return None if stat is None or stat.state in "ZX" else stat.start_ticks
 
 
 def _preparation(parent_pid: int, cores: frozenset[int] | None) -> Callable[[], None]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import json
 import socket
 import ssl
@@ -19,6 +17,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from firstlight.base.bearer import REFUSAL, carries_key, key_digests
 
 _MAX_HEAD_BYTES = 16 * 1024
 _HEAD_DEADLINE_S = 10.0
@@ -69,7 +69,7 @@ class Front:
 
     def protect(self, keys: Sequence[str], tls_cert: str | None = None, tls_key: str | None = None) -> None:
         """Ask for one of `keys`, and speak TLS, on connections of the next `open`."""
-        self._digests = tuple(_digest(key.strip().encode()) for key in keys)
+        self._digests = key_digests(key.strip() for key in keys)
         if tls_cert is not None and tls_key is not None:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             # Nobody is there to be asked for a passphrase: a key that has one is an error.
@@ -164,8 +164,7 @@ class Front:
     def _respond(self, method: str, path: str, lines: Sequence[str]) -> bytes:
         picture = self._picture
         if not self._is_allowed(path, lines):
-            message = "A valid API key is needed; send the header 'Authorization: Bearer KEY'."
-            return _error(401, message, "invalid_api_key", kind="authentication_error")
+            return _error(401, REFUSAL, "invalid_api_key", kind="authentication_error")
         if path == "/health/live" and method in ("GET", "HEAD"):
             return _response(200, {"status": "live"})
         if path == "/startup" and method in ("GET", "HEAD"):
@@ -177,11 +176,7 @@ class Front:
             return True
         headers = (line.partition(":") for line in lines[1:])
         given = next((value for name, _, value in headers if name.strip().lower() == "authorization"), "")
-        scheme, _, key = given.strip().partition(" ")
-        digest = _digest(key.strip().encode("latin-1"))
-        # All are compared, always, so that the time taken says nothing about them.
-        found = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(found)
+        return carries_key(given.encode("latin-1"), self._digests)
 
     async def _stream(self, writer: asyncio.StreamWriter) -> None:
         """Server-sent events: the picture whenever it changes, until it is final."""
@@ -242,7 +237,3 @@ def _head(status: int, media_type: str, headers: dict[str, str]) -> bytes:
     rows = {"Content-Type": media_type, **headers, "Connection": "close"}
     lines = [f"HTTP/1.1 {status} {_REASONS[status]}", *(f"{name}: {value}" for name, value in rows.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from firstlight.base.proc_stat import read_proc_stat
 from firstlight.base.process import ExitCause
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -59,9 +60,5 @@ def _children() -> list[int]:
 
 
 def _session_of_zombie(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return int(fields[3]) if fields[0] == b"Z" else None
+    stat = read_proc_stat(pid)
+    return stat.session if stat is not None and stat.state == "Z" else None

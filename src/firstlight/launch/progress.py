@@ -35,7 +35,6 @@ class BoxFollower:
     def __init__(self, paths: dict[str, Path]) -> None:
         self._paths = paths
         self._seen: dict[str, PhaseRecord] = {}
-        self.boxes: dict[str, Box] = {}
 
     def read(self, now_s: float) -> list[ProgressLine]:
         """What has changed since the last call."""
@@ -45,7 +44,6 @@ class BoxFollower:
                 box = read_box(path, with_events=False)
             except NotABox:
                 continue
-            self.boxes[name] = box
             lines += self._changes(name, box, now_s)
         return lines
 

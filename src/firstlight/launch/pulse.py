@@ -13,8 +13,7 @@ import msgspec
 
 from firstlight.base.blackbox.reader import Box
 from firstlight.base.phases import READY, SERVING
-
-_PAGE_FAULTS, _STATE = 9, 0  # fields of /proc/PID/stat after the name: majflt and state
+from firstlight.base.proc_stat import read_proc_stat
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -61,14 +60,14 @@ class Pulses:
 def read_mark(box: Box, pid: int) -> Mark:
     """The mark of one process; of one that is gone, what its box says."""
     phase = box.phase
-    state, faults = _state_and_faults(pid)
+    stat = read_proc_stat(pid)
     return Mark(
         phase=phase.number if phase else 0,
         done=phase.odometer.done if phase else 0,
         steps=box.step,
         read_bytes=_read_bytes(pid),
-        major_faults=faults,
-        is_stopped=state in ("T", "t"),
+        major_faults=stat.major_faults if stat is not None else 0,
+        is_stopped=stat is not None and stat.state in "Tt",
     )
 
 
@@ -89,15 +88,6 @@ def longest_step_s(box: Box, max_tokens: int) -> float:
         if event.name == "step" and event.values[2]:
             slowest = max(slowest, event.values[3] / 1e6 / event.values[2])
     return slowest * max_tokens
-
-
-def _state_and_faults(pid: int) -> tuple[str, int]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return "", 0
-    return fields[_STATE].decode(), int(fields[_PAGE_FAULTS])
 
 
 def _read_bytes(pid: int) -> int:

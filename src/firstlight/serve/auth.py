@@ -1,17 +1,16 @@
 """API keys: who may use which paths.
 
-An ASGI layer around the application, made by `serve.app` when keys are configured. Invariant: the time a
-refusal takes says nothing about the keys: digests of equal length are compared, and always all of them.
+An ASGI layer around the application, made by `serve.app` when keys are configured. Invariant: what is not
+open reaches the application only with a key.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from firstlight.base.bearer import REFUSAL, carries_key, key_digests
 from firstlight.base.errors import RequestError
 from firstlight.serve.errors import error_response
 
@@ -24,14 +23,14 @@ class KeyCheck:
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app = app
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._digests = key_digests(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_known(scope):
             await self._app(scope, receive, send)
             return
         error = RequestError(
-            "A valid API key is needed; send the header 'Authorization: Bearer KEY'.",
+            REFUSAL,
             code="invalid_api_key",
             status=401,
             kind="authentication_error",
@@ -40,13 +39,4 @@ class KeyCheck:
 
     def _is_known(self, scope: Scope) -> bool:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
-        digest = _digest(key.strip())
-        found = False
-        for known in self._digests:
-            found |= hmac.compare_digest(digest, known)
-        return found and scheme.lower() == b"bearer"
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+        return carries_key(given, self._digests)

@@ -44,6 +44,7 @@ from firstlight.base.blackbox.layout import (
 )
 from firstlight.base.blackbox.recorder import EventRing, NoRing
 from firstlight.base.errors import ResourceError
+from firstlight.base.proc_stat import read_proc_stat
 
 _PHASE = struct.Struct(f"={PHASE_WORDS}Q{PHASE_BYTES - PHASE_WORDS * WORD}s")
 _EVENT = struct.Struct("8Q")  # native: each word is stored as a whole, in this order
@@ -99,7 +100,8 @@ class BlackBox:
 
     def claim(self) -> None:
         """Say that this process writes from now on."""
-        self._words[Header.START_TICKS] = _own_start_ticks()
+        stat = read_proc_stat(os.getpid())
+        self._words[Header.START_TICKS] = stat.start_ticks if stat is not None else 0
         self._words[Header.PID] = os.getpid()
 
     def name(self, text: str) -> int:
@@ -207,8 +209,3 @@ class Ring:
         _EVENT.pack_into(self._memory, offset, 0, time.monotonic_ns(), name, a, b, c, d, e)
         self._count += 1
         self._words[offset >> 3] = self._count
-
-
-def _own_start_ticks() -> int:
-    with open("/proc/self/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[19])
