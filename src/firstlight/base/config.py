@@ -65,8 +65,11 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchSection(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor does about an engine that is lost or stands still."""
+    """What the supervisor starts, and what it does about an engine that is lost or stands still."""
 
+    backend: str = "native"  # "native", "vllm" or "sglang"
+    backend_python: str | None = None  # the interpreter that has a foreign engine; None: it is looked for
+    backend_args: tuple[str, ...] = ()  # handed to a foreign engine as they are
     on_stall: str = "report"  # "report", "restart" or "exit"
     stall_look_s: float = 5.0  # without useful progress: the first look
     stall_verdict_s: float = 8.0  # without useful progress: the verdict, if two looks agree

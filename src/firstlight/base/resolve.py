@@ -27,7 +27,13 @@ from firstlight.base.errors import UsageError, why_unreadable
 from firstlight.base.settings import ALL_SETTINGS, SECTIONS, Setting
 
 # Keys of a TOML file that are not fields of a section, and the table they may stand in.
-OTHER_KEYS = {"model": "model", "api-key": "server", "api-key-file": "server", "debug": "server"}
+OTHER_KEYS = {
+    "model": "model",
+    "api-key": "server",
+    "api-key-file": "server",
+    "debug": "server",
+    "backend-args": "launch",
+}
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([KMGT]?)(?:I?B)?")
 _SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -48,13 +54,17 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """The sections of a run before the model was located: `model.path` is still empty."""
+    """The sections of a run before the model was located: `model.path` is still empty.
+
+    `given`: the names of the settings that a person gave.
+    """
 
     model: ModelSection
     engine: EngineSection
     server: ServerSection
     launch: LaunchSection
     reasons: tuple[Reason, ...]
+    given: frozenset[str] = frozenset()
 
 
 def read_toml(path: Path) -> Given:
@@ -92,13 +102,14 @@ def resolve(sources: Sequence[Given], cores: int) -> Resolved:
                 reasons[setting.name] = Reason(setting.name, value, f"given in {source.origin}")
                 break
     fields["model"].setdefault("served_names", ())
+    given = frozenset(reasons)
     server = ServerSection(**fields["server"])
     _check_server(server, set(reasons))
     engine, reasons["threads"] = _with_threads(EngineSection(**fields["engine"]), cores)
     check_engine(engine)
     model = ModelSection(path="", **fields["model"])
     launch = LaunchSection(**fields["launch"])
-    return Resolved(model, engine, server, launch, tuple(reasons.values()))
+    return Resolved(model, engine, server, launch, tuple(reasons.values()), given)
 
 
 def located(model: ModelSection, asked: str | None, path: Path, default_name: str) -> ModelSection:

@@ -20,7 +20,8 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "server": ServerSection,
     "launch": LaunchSection,
 }
-NOT_SETTINGS = {("model", "path")}  # comes from locating the model that was asked for
+# The path comes from locating the model that was asked for, the arguments stand behind a "--".
+NOT_SETTINGS = {("model", "path"), ("launch", "backend_args")}
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -141,6 +142,18 @@ SERVER_SETTINGS = (
 )
 
 LAUNCH_SETTINGS = (
+    _launch(
+        "backend",
+        "backend",
+        "The engine that runs the model. vllm and sglang are started as they are installed, watched, and "
+        "served through; what stands behind a -- is handed to them.",
+        choices=("native", "vllm", "sglang"),
+    ),
+    _launch(
+        "backend-python",
+        "backend_python",
+        "Python interpreter that has vLLM or SGLang. Without it: the first on PATH that has it.",
+    ),
     _launch(
         "on-stall",
         "on_stall",

@@ -208,7 +208,7 @@ def test_read_while_the_writer_is_stopped(path: Path) -> None:
         os.waitpid(pid, os.WUNTRACED)
         before = read_box(path)
         assert before == read_box(path)
-        _check(before.events, before.step)
+        _check_whole(before.events, before.step)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -230,7 +230,7 @@ def test_read_after_a_kill_at_any_instruction(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         box = read_box(path)
-        _check(box.events, box.step)
+        _check_whole(box.events, box.step)
         cut = [note for note in box.notes if "inside" in note]
         assert len(cut) <= 1, cut
         num_cut += len(cut)
@@ -246,8 +246,18 @@ def _check(events: tuple, step: int) -> None:
         assert event.name == "tick"
     if numbers:
         assert numbers == sorted(set(numbers))
-        assert len(numbers) >= min(numbers[-1], layout.RING_EVENTS) - 64
         assert step >= numbers[0] - 1
+
+
+def _check_whole(events: tuple, step: int) -> None:
+    """As `_check`, of a ring that nobody writes to while it is read: then it is also full to the last slot.
+
+    Of a living writer this cannot be asked: slots that were still empty when they were read are filled
+    before the last one is, and a reader that waits for a processor meanwhile finds any number of those.
+    """
+    _check(events, step)
+    if events:
+        assert len(events) >= min(events[-1].number, layout.RING_EVENTS) - 1
 
 
 def _write_for_ever(path: Path, started_fd: int | None = None) -> None:

@@ -206,6 +206,8 @@ class Ring:
     def write(self, name: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, e: int = 0) -> None:
         """Record an event: a name's number and up to five values from 0 to 2**64 - 1."""
         offset = self._offset + (self._count & RING_EVENTS - 1) * EVENT_BYTES
+        # By itself, as packing clears the record in an order of its own: a kill would leave the old number.
+        self._words[offset >> 3] = 0
         _EVENT.pack_into(self._memory, offset, 0, time.monotonic_ns(), name, a, b, c, d, e)
         self._count += 1
         self._words[offset >> 3] = self._count
