@@ -37,6 +37,7 @@ Value = (
     | process.BlackBoxSeen
     | process.LogTail
     | process.ExitRecord
+    | process.Listed
     | host.Tree
     | host.CgroupMemory
     | host.CgroupPids

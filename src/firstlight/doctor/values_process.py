@@ -191,3 +191,10 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True, tag="exit"):
     is_oom: bool | None = None
     message: str = ""
     hint: str = ""
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
+    """What somebody's `ps` or `top` printed about a process. The doctor itself never measures these two."""
+
+    lifetime_cpu_percent: float | None = None
+    virtual_bytes: int = 0

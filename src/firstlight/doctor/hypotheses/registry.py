@@ -1,0 +1,11 @@
+"""All hypotheses, the order being that of preference between equals: roots before consequences.
+
+Read by `verdict` and by the handbook. Invariant: a cause is listed once.
+"""
+
+from __future__ import annotations
+
+from firstlight.doctor.hypotheses import deaths
+from firstlight.doctor.hypothesis import Hypothesis
+
+HYPOTHESES: tuple[Hypothesis, ...] = (*deaths.HYPOTHESES,)

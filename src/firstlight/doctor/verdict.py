@@ -1,0 +1,268 @@
+"""From a case to one verdict: what the server is, why we think so, what speaks against it, and what to do.
+
+Called by the cli, the supervisor and the tests. Pure. Invariant: a cause is named only with evidence; with
+none that suffices the verdict is "unknown", with the causes that are left, in order, and the looks that
+would decide between them.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from firstlight.doctor import describe
+from firstlight.doctor.cautions import cautions_of
+from firstlight.doctor.evidence import Case
+from firstlight.doctor.hypotheses.registry import HYPOTHESES
+from firstlight.doctor.hypothesis import (
+    Clue,
+    Condition,
+    Grade,
+    Hypothesis,
+    Judgement,
+    Look,
+    Remedies,
+    Weight,
+    same,
+)
+from firstlight.doctor.looks import TEXTS, is_taken
+from firstlight.doctor.motion import State, Thresholds
+from firstlight.doctor.view import View, view_of
+
+UNKNOWN, IDLE, WORKING, ON_ITS_WAY, ABSENT = "unknown", "idle", "working", "on-its-way", "no-server"
+_GRADES = list(Grade)
+_NUM_OTHERS = 8
+_NUM_LOOKS = 3
+_CONDITIONS = {
+    State.IDLE: Condition.HEALTHY,
+    State.SLOW: Condition.SLOW,
+    State.BLOCKED: Condition.STUCK,
+    State.SPINNING: Condition.STUCK,
+    State.STOPPED: Condition.STUCK,
+    State.ZOMBIE: Condition.DEAD,
+    State.DEAD: Condition.DEAD,
+    State.UNCLEAR: Condition.UNCLEAR,
+}
+_NOTHING = same("nothing.")
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause with all that is known about it in this case."""
+
+    cause: str
+    grade: Grade
+    condition: Condition
+    subject: str | None
+    summary: str
+    supports: tuple[Clue, ...] = msgspec.field(name="for", default=())
+    contradicts: tuple[Clue, ...] = msgspec.field(name="against", default=())
+    not_measured: tuple[Look, ...] = ()
+    next_test: str = ""
+    remedies: Remedies = _NOTHING
+    is_recorded: bool = False
+
+
+class Excluded(msgspec.Struct, frozen=True, kw_only=True):
+    """A cause that something contradicts."""
+
+    cause: str
+    because: tuple[Clue, ...]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. `others`: further causes in order; `decisive`: the looks that would decide, best first."""
+
+    condition: Condition
+    cause: str
+    grade: Grade
+    subject: str | None
+    summary: str
+    supports: tuple[Clue, ...] = msgspec.field(name="for", default=())
+    contradicts: tuple[Clue, ...] = msgspec.field(name="against", default=())
+    not_measured: tuple[Look, ...] = ()
+    next_test: str = ""
+    remedies: Remedies = _NOTHING
+    remedy: str = ""  # the one for this engine
+    others: tuple[Finding, ...] = ()
+    excluded: tuple[Excluded, ...] = ()
+    decisive: tuple[Look, ...] = ()
+    cautions: tuple[str, ...] = ()
+
+
+def judge(
+    case: Case,
+    thresholds: Thresholds | None = None,
+    quiet_s: Mapping[str, float] | None = None,
+    hypotheses: Sequence[Hypothesis] = HYPOTHESES,
+) -> Verdict:
+    """The verdict on a case. `quiet_s`: for how long each process has not moved, if somebody watched."""
+    return judge_view(view_of(case, thresholds, quiet_s), hypotheses)
+
+
+def judge_view(view: View, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Verdict:
+    """The same of a case whose motion has been judged."""
+    findings, excluded = _weigh(view, hypotheses)
+    base = condition_of(view)
+    chosen = _choose(view, findings, base)
+    others = tuple(finding for finding in findings if finding is not chosen)
+    is_open = chosen.cause == UNKNOWN
+    if not is_open:
+        others = tuple(finding for finding in others if finding.grade is not Grade.POSSIBLE)
+    return Verdict(
+        **{name: getattr(chosen, name) for name in Finding.__struct_fields__ if name != "is_recorded"},
+        remedy=chosen.remedies.of(view.case.target.engine),
+        others=others[:_NUM_OTHERS],
+        excluded=excluded,
+        decisive=_decisive(view.case, others) if is_open else (),
+        cautions=cautions_of(view),
+    )
+
+
+def condition_of(view: View) -> Condition:
+    """What motion alone says."""
+    if view.motion.state is State.MOVING:
+        return Condition.HEALTHY if view.motion.serving.is_up else Condition.STARTING
+    return _CONDITIONS[view.motion.state]
+
+
+def _weigh(view: View, hypotheses: Sequence[Hypothesis]) -> tuple[list[Finding], tuple[Excluded, ...]]:
+    """What is possible, the likeliest first; and what is excluded."""
+    weighed: list[tuple[tuple[int, ...], Finding]] = []
+    excluded = []
+    for index, hypothesis in enumerate(hypotheses):
+        judgement = hypothesis.judge(view)
+        if judgement is None:
+            continue
+        if judgement.vetoes:
+            excluded.append(Excluded(cause=hypothesis.card.cause, because=judgement.vetoes))
+            continue
+        place = _GRADES.index(judgement.grade), hypothesis.card.depth, -judgement.score, index
+        weighed.append((place, _finding(view, hypothesis, judgement)))
+    weighed.sort(key=lambda item: item[0])
+    return [finding for _, finding in weighed], tuple(excluded)
+
+
+def _finding(view: View, hypothesis: Hypothesis, judgement: Judgement) -> Finding:
+    card = hypothesis.card
+    fills = _Fills(judgement.fills)
+    if judgement.subject is not None:
+        fills.setdefault("pid", str(view.pid(judgement.subject) or "PID"))
+    fills.setdefault("run", view.case.target.run_dir or "RUN_DIR")
+    fills.setdefault("model", view.case.target.model or "MODEL")
+    return Finding(
+        cause=card.cause,
+        grade=judgement.grade,
+        condition=judgement.condition or card.condition,
+        subject=judgement.subject,
+        summary=judgement.summary or f"{card.title}.",
+        supports=judgement.supports,
+        contradicts=judgement.contradicts,
+        not_measured=tuple(look for look in card.looks if not is_taken(view.case, look)),
+        next_test=_fill(card.next_test, fills),
+        remedies=Remedies(
+            native=_fill(card.remedies.native, fills),
+            vllm=_fill(card.remedies.vllm, fills),
+            sglang=_fill(card.remedies.sglang, fills),
+        ),
+        is_recorded=card.is_recorded,
+    )
+
+
+class _Fills(dict[str, str]):
+    """A field that nobody filled stands for itself in capitals, as in a command to be completed."""
+
+    def __missing__(self, name: str) -> str:
+        return name.upper()
+
+
+def _fill(text: str, fills: Mapping[str, str]) -> str:
+    return string.Formatter().vformat(text, (), fills)
+
+
+def _choose(view: View, findings: Sequence[Finding], base: Condition) -> Finding:
+    """The finding that is the verdict."""
+    if not view.motion.processes and not view.case.evidence:
+        return _plain(Condition.UNCLEAR, ABSENT, "no process of a model server was found.")
+    sure = [finding for finding in findings if finding.grade in (Grade.PROVED, Grade.SUPPORTED)]
+    likely = [finding for finding in findings if finding.grade is not Grade.POSSIBLE]
+    if base in (Condition.HEALTHY, Condition.STARTING, Condition.SLOW):
+        return _moving(view, likely, base)
+    if base is Condition.UNCLEAR:
+        return sure[0] if sure else _unknown(view, base)
+    fatal = [finding for finding in likely if finding.condition in (Condition.STUCK, Condition.DEAD)]
+    return fatal[0] if fatal else (likely[0] if likely else _unknown(view, base))
+
+
+def _moving(view: View, likely: Sequence[Finding], base: Condition) -> Finding:
+    """It moves or rests: only what explains slowness, or is proved, is said."""
+    proved = [finding for finding in likely if finding.grade is Grade.PROVED]
+    broken = [finding for finding in proved if finding.condition in (Condition.STUCK, Condition.DEAD)]
+    if broken:
+        return broken[0]
+    slow = [finding for finding in likely if finding.condition in (Condition.SLOW, Condition.STARTING)]
+    if slow and base is not Condition.HEALTHY:
+        return slow[0]
+    reasons = "; ".join(view.motion.reasons[:3]) or "nothing is wrong"
+    if base is Condition.HEALTHY:
+        is_idle = view.motion.state is State.IDLE
+        cause = IDLE if is_idle else WORKING
+        return _plain(
+            base, cause, f"it is healthy{' and idle' if is_idle else ''}: {reasons}.", view.motion.evidence
+        )
+    return _plain(base, ON_ITS_WAY, f"it is on its way: {reasons}.", view.motion.evidence)
+
+
+def _plain(condition: Condition, cause: str, summary: str, evidence: tuple[str, ...] = ()) -> Finding:
+    clue = Clue(text=summary, evidence=evidence, weight=Weight.SOME)
+    return Finding(
+        cause=cause,
+        grade=Grade.SUPPORTED if evidence else Grade.POSSIBLE,
+        condition=condition,
+        subject=None,
+        summary=summary,
+        supports=(clue,) if evidence else (),
+    )
+
+
+def _unknown(view: View, base: Condition) -> Finding:
+    """Nothing suffices: what was seen of the suspect, or that two looks are missing."""
+    suspect = view.suspect
+    if suspect is None:
+        reasons = "; ".join(view.motion.reasons[:3])
+        summary = f"cause unknown: {reasons or 'what is there does not suffice'}."
+        return _plain(base, UNKNOWN, summary)
+    parts = [f"{describe.named(view, suspect.key)} {describe.state(suspect)}"]
+    parts[0] += describe.where(view, suspect.key)
+    if frames := describe.stack(view, suspect.key):
+        parts.append(f"its main thread is in {frames}")
+    finding = _plain(base, UNKNOWN, f"cause unknown: {'; '.join(parts)}.", suspect.evidence)
+    return msgspec.structs.replace(
+        finding,
+        grade=Grade.SUSPECTED,
+        subject=suspect.key,
+        next_test="compare the stacks of all ranks: `py-spy dump --nonblocking --pid PID` for each.",
+        remedies=same("write a bundle with `firstlight doctor --bundle FILE` before anything is restarted."),
+    )
+
+
+def _decisive(case: Case, findings: Sequence[Finding]) -> tuple[Look, ...]:
+    """The looks that together concern the most of the causes that are left; of equals the cheaper one."""
+    order = list(TEXTS)
+    missing = [look for look in order if not is_taken(case, look)]
+    left = list(findings)
+    chosen: list[Look] = []
+    while left and missing and len(chosen) < _NUM_LOOKS:
+        best = max(missing, key=lambda look: (_covered(left, look), -order.index(look)))
+        if not _covered(left, best):
+            break
+        chosen.append(best)
+        missing.remove(best)
+        left = [finding for finding in left if best not in finding.not_measured]
+    return tuple(chosen)
+
+
+def _covered(findings: Sequence[Finding], look: Look) -> float:
+    """How much of what is left a look concerns; the first ones count most."""
+    return sum(1 / (index + 2) for index, one in enumerate(findings) if look in one.not_measured)
