@@ -1,0 +1,143 @@
+"""One patient from its start to the doctor's first verdict: `python -m patients.one KIND SEED --models FOLDER`.
+
+Started by `run` in a process of its own, and called by the short form. Invariant: the doctor is given a pid or
+a run directory and nothing else; what it is compared with stays here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from firstlight.doctor.collect.run import examine_target
+from firstlight.doctor.evidence import Case, decode_case, encode_case
+from firstlight.doctor.verdict import judge
+from patients.kinds import KINDS
+from patients.patient import Kind, Patient, Unavailable, Ward
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """What came of one patient. `missing`: why this machine cannot have it. `error`: it could not be made."""
+
+    kind: str
+    seed: int
+    note: str = ""
+    causes: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+    is_healthy: bool = False
+    condition: str = ""
+    cause: str = ""
+    grade: str = ""
+    subject: str | None = None
+    summary: str = ""
+    seconds: float = 0.0
+    holds: bool | None = None
+    is_right: bool = False
+    wrong: str = ""
+    missing: str = ""
+    error: str = ""
+    case_path: str = ""
+
+    @property
+    def is_false_alarm(self) -> bool:
+        return self.is_healthy and self.condition in ("stuck", "dead")
+
+
+def run_patient(kind: Kind, seed: int, models: Path, cases: Path, looks: int = 1) -> list[Result]:
+    """Makes the patient and has it examined `looks` times; more than once only where it stays as it is."""
+    fields = {"causes": tuple(sorted(kind.causes)), "conditions": tuple(sorted(kind.conditions))}
+    blank = Result(kind=kind.name, seed=seed, is_healthy=kind.is_healthy, **fields)
+    try:
+        with Ward(kind.name, seed, models) as ward:
+            patient = kind.start(ward)
+            time.sleep(max(0.0, patient.fault_s + kind.settle_s - time.monotonic()))
+            found = []
+            for look in range(looks):
+                if look:
+                    time.sleep(ward.random.uniform(0, 1))
+                found.append(_examined(kind, patient, msgspec.structs.replace(blank), cases, look))
+            return found
+    except Unavailable as reason:
+        return [msgspec.structs.replace(blank, missing=str(reason))]
+    except Exception as error:  # noqa: BLE001 - the top of a process: it is told
+        return [msgspec.structs.replace(blank, error=f"{type(error).__name__}: {error}"[:2000])]
+
+
+def _examined(kind: Kind, patient: Patient, result: Result, cases: Path, look: int) -> Result:
+    result.note = patient.note
+    asked_s = patient.fault_s if not look else time.monotonic()
+    uid = patient.as_uid
+    case = examine_target(patient.find()) if uid is None else _as_user(uid, patient)
+    verdict = msgspec.to_builtins(judge(case))
+    result.seconds = round(time.monotonic() - asked_s, 2)
+    for field in ("condition", "cause", "grade", "subject", "summary"):
+        setattr(result, field, verdict[field])
+    if kind.holds is not None:
+        result.holds = bool(kind.holds(case))
+    result.wrong = _wrong(kind, patient, result)
+    result.is_right = not result.wrong
+    if result.wrong:
+        result.case_path = str(_keep(case, cases / f"{kind.name}-{result.seed}-{look}"))
+    return result
+
+
+def _wrong(kind: Kind, patient: Patient, result: Result) -> str:
+    """In which of its three parts the verdict is wrong."""
+    wrong, subject = [], patient.subject or kind.subject
+    if result.condition not in kind.conditions:
+        wrong.append("condition")
+    if result.cause not in kind.causes:
+        wrong.append("cause")
+    if subject is not None and result.subject != subject and not wrong:
+        wrong.append("subject")
+    return ", ".join(wrong)
+
+
+def _as_user(uid: int, patient: Patient) -> Case:
+    """What another user sees: by a child that has imported all and then becomes that user."""
+    read_fd, write_fd = os.pipe()
+    child = os.fork()
+    if not child:
+        with open(write_fd, "wb") as answer:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            answer.write(encode_case(examine_target(patient.find())))
+        os._exit(0)
+    os.close(write_fd)
+    with open(read_fd, "rb") as answer:
+        data = answer.read()
+    os.waitpid(child, 0)
+    return decode_case(data)
+
+
+def _keep(case: Case, path: Path) -> Path:
+    path = path.with_suffix(".json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode_case(case))
+    return path
+
+
+def main() -> None:
+    """Prints the results as JSON, one a line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--cases", type=Path, required=True)
+    parser.add_argument("--looks", type=int, default=1)
+    given = parser.parse_args()
+    with contextlib.redirect_stdout(sys.stderr):
+        results = run_patient(KINDS[given.kind], given.seed, given.models, given.cases, given.looks)
+    for result in results:
+        print(msgspec.json.encode(result).decode())
+
+
+if __name__ == "__main__":
+    main()
