@@ -138,11 +138,12 @@ class Libraries(msgspec.Struct, frozen=True, kw_only=True, tag="libraries"):
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a stack."""
+    """One line of a stack. `text`: the source there, of the innermost frames and where it could be read."""
 
     function: str
     file: str
     line: int
+    text: str = ""
 
 
 class StackThread(msgspec.Struct, frozen=True, kw_only=True):

@@ -91,13 +91,18 @@ class View:
     ) -> Iterator[Place]:
         """Threads with a frame `file:function` that one of these patterns is found in, by the latest look."""
         wanted = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
-        for key in keys if keys is not None else self.case.subjects:
-            seen = self.case.seen(PythonStacks, key)
-            for thread in seen.value.threads if seen else ():
-                for frame in thread.frames[:innermost]:
-                    if seen and wanted.search(f"{frame.file}:{frame.function}"):
-                        yield Place(key, thread, frame, seen.id)
-                        break
+        chosen = set(keys) if keys is not None else None
+        for seen in self._stacks:
+            for thread in seen.value.threads if chosen is None or seen.subject in chosen else ():
+                frames = thread.frames[:innermost]
+                frame = next((one for one in frames if wanted.search(f"{one.file}:{one.function}")), None)
+                if frame is not None:
+                    yield Place(seen.subject, thread, frame, seen.id)
+
+    @functools.cached_property
+    def _stacks(self) -> tuple[Seen[PythonStacks], ...]:
+        found = (self.case.seen(PythonStacks, key) for key in self.case.subjects)
+        return tuple(seen for seen in found if seen is not None)
 
     def threads(self, key: str) -> tuple[Seen[Threads], Mapping[int, ThreadState]] | None:
         """The threads of the latest look by number."""

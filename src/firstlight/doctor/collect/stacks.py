@@ -7,6 +7,7 @@ reason.
 
 from __future__ import annotations
 
+import linecache
 import shutil
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from firstlight.doctor.values_process import Frame, PythonStacks, StackThread
 
 MAX_PROCESSES = 32
 MAX_THREADS, MAX_FRAMES = 64, 60
+SOURCE_FRAMES = 3
 _DEADLINE_S = 4.0
 _NOT_PYTHON = (Role.COMPILER, Role.JANITOR)
 _REFUSALS = ("permission denied", "operation not permitted", "eperm", "not allowed")
@@ -96,10 +98,19 @@ def _thread(row: dict[str, Any]) -> StackThread:
                 function=str(frame.get("name")),
                 file=str(frame.get("short_filename") or frame.get("filename") or ""),
                 line=int(frame.get("line") or 0),
+                text=_source(frame) if depth < SOURCE_FRAMES else "",
             )
-            for frame in frames[:MAX_FRAMES]
+            for depth, frame in enumerate(frames[:MAX_FRAMES])
         ),
     )
+
+
+def _source(frame: dict[str, Any]) -> str:
+    """The line of source a frame is in, so that a wait for a lock can be told from work."""
+    path, line = str(frame.get("filename") or ""), int(frame.get("line") or 0)
+    if not path.startswith("/") or not path.endswith(".py"):
+        return ""
+    return linecache.getline(path, line).strip()[:160]
 
 
 STACKS = Collector("stacks", collect_stacks, deadline_s=9.0)
