@@ -9,6 +9,7 @@ cannot decide is `UNCLEAR`.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.progress import ProcessorUse, Progress, heart_beats, processor_use, progress_of
 from firstlight.doctor.serving import Serving, serving_of
+from firstlight.doctor.standing import build_wait, disk_wait, full_pipe_writers, polls
 from firstlight.doctor.target import Role
 from firstlight.doctor.values_process import BlackBoxSeen, LogTail, ProcessState
 
@@ -45,6 +47,8 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     spin_serving_after_s: float = 5.0
     slow_bytes_per_s: float = 20e6  # of weights, from any disk worth the name
     slow_share: float = 0.25  # of the phase's own average rate
+    polling_cores: float = 0.1  # a loop that looks for something every few milliseconds
+    disk_wait_s: float = 30.0  # the longest a disk or a network file system may take for one read
 
 
 class ProcessMotion(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +122,7 @@ class _Judge:
         role = process.role if process else Role.RANK if rank is not None else None
         use, progress = processor_use(self.case, key), progress_of(self.case, key)
         quiet_s = 0.0 if progress else self._quiet_s(key)
+        progress = progress or self._awaited(key, quiet_s)
         if state is None:
             state, reasons = self._living(key, use, progress, quiet_s)
             evidence = (*(use.evidence if use else ()), *(i for p in progress for i in p.evidence))
@@ -156,6 +161,12 @@ class _Judge:
             return State.STOPPED, (f"it was stopped {by}",), (seen.id,)
         return None
 
+    def _awaited(self, key: str, quiet_s: float) -> tuple[Progress, ...]:
+        """What a process without progress of its own has asked for, and may still get."""
+        found = build_wait(self.case, key), disk_wait(self.case, key)
+        limits_s = math.inf, self.thresholds.disk_wait_s
+        return tuple(p for p, limit_s in zip(found, limits_s, strict=True) if p and quiet_s < limit_s)
+
     def _living(
         self, key: str, use: ProcessorUse | None, progress: tuple[Progress, ...], quiet_s: float
     ) -> tuple[State, tuple[str, ...]]:
@@ -166,20 +177,27 @@ class _Judge:
             return State.UNCLEAR, ("there were not two looks at its processor time",)
         process = self.case.target.process(key)
         if process is not None and process.role in _WATCHERS and use.cores < self.thresholds.spinning_cores:
+            if any(full_pipe_writers(self.case, key)):
+                return State.BLOCKED, ("it is inside a write to a pipe that nobody reads",)
             return State.IDLE, ("it only watches the others",)
         beats = heart_beats(self.case, key)
         if beats is False:
             return State.BLOCKED, (f"its event loop did not turn ({use.cores:.2f} cores)",)
         if beats and use.cores < self.thresholds.spinning_cores:
             return State.IDLE, ("its event loop turns, and waits for the others",)
-        if use.busiest < self.thresholds.blocked_cores:
-            if self.serving.is_idle:
-                return State.IDLE, ("the server is up and nothing is asked of it",)
-            return State.BLOCKED, (f"no thread used the processor, and nothing moved for {quiet_s:.0f} s",)
-        if use.cores >= self.thresholds.spinning_cores:
+        return self._flat(key, use, quiet_s)
+
+    def _flat(self, key: str, use: ProcessorUse, quiet_s: float) -> tuple[State, tuple[str, ...]]:
+        """Nothing useful moved: what its use of the processor makes of that."""
+        if use.busiest >= self.thresholds.blocked_cores and use.cores >= self.thresholds.spinning_cores:
             return self._busy(use, quiet_s)
         if self.serving.is_idle:
             return State.IDLE, (f"the server is up and nothing is asked of it ({use.cores:.2f} cores)",)
+        if use.busiest < self.thresholds.blocked_cores:
+            return State.BLOCKED, (f"no thread used the processor, and nothing moved for {quiet_s:.0f} s",)
+        reason = polls(self.case, key) if use.busiest < self.thresholds.polling_cores else ""
+        if reason:
+            return State.BLOCKED, (reason,)
         return State.UNCLEAR, (f"nothing useful moved, and it used {use.cores:.2f} cores",)
 
     def _busy(self, use: ProcessorUse, quiet_s: float) -> tuple[State, tuple[str, ...]]:
@@ -191,7 +209,7 @@ class _Judge:
 
     def _is_slow(self, key: str, item: Progress) -> bool:
         """Pages through a mapping and compilers are slow by nature; bytes and units by their rate."""
-        if item.what in ("major faults", "compilers"):
+        if item.what in ("major faults", "compilers", "disk wait"):
             return True
         if item.what == "bytes read":
             return item.per_s < self.thresholds.slow_bytes_per_s
@@ -227,6 +245,8 @@ _FATAL = (State.DEAD, State.ZOMBIE, State.STOPPED)
 def _server(case: Case, motions: tuple[ProcessMotion, ...], serving: Serving) -> ServerMotion:
     vital = [motion for motion in motions if motion.role in _VITAL] or list(motions)
     core = [motion for motion in vital if motion.role in _WORKING] or vital
+    if not serving.is_up and all(motion.role in _WATCHERS for motion in core):
+        core = []  # nobody is there yet who could serve: that they only watch says nothing
     living = sum(m.role is Role.RANK and m.state not in (State.DEAD, State.ZOMBIE) for m in motions)
     state, deciding = _overall(vital, core)
     reasons = [f"{motion.key}: {reason}" for motion in deciding for reason in motion.reasons]
@@ -258,9 +278,9 @@ def _overall(vital: list[ProcessMotion], core: list[ProcessMotion]) -> tuple[Sta
         if found := [motion for motion in everyone if motion.state is state]:
             return state, found
     states = {motion.state for motion in core}
-    if states <= {State.IDLE}:
+    if core and states <= {State.IDLE}:
         stuck = [motion for motion in vital if motion.state is State.BLOCKED]
         return (State.BLOCKED, stuck) if stuck else (State.IDLE, core)
     if State.BLOCKED in states and State.UNCLEAR not in states:
         return State.BLOCKED, [motion for motion in core if motion.state is State.BLOCKED]
-    return State.UNCLEAR, core
+    return State.UNCLEAR, core or vital

@@ -138,7 +138,10 @@ def _weigh(view: View, hypotheses: Sequence[Hypothesis]) -> tuple[list[Finding],
         if judgement.vetoes:
             excluded.append(Excluded(cause=hypothesis.card.cause, because=judgement.vetoes))
             continue
-        place = _GRADES.index(judgement.grade), hypothesis.card.depth, -judgement.score, index
+        # A root that is supported comes before a consequence that is proved: a rank that died of a full
+        # /dev/shm is dead for certain, but that is not why.
+        grade = _GRADES.index(judgement.grade)
+        place = max(grade, 1), hypothesis.card.depth, grade, -judgement.score, index
         weighed.append((place, _finding(view, hypothesis, judgement)))
     weighed.sort(key=lambda item: item[0])
     return [finding for _, finding in weighed], tuple(excluded)

@@ -70,11 +70,17 @@ def collect_space(scene: Scene) -> Iterator[Observation]:
         places["run directory"] = scene.target.run_dir
     for purpose, path in places.items():
         with contextlib.suppress(OSError):  # not every system has both
-            yield Observation(subject=HOST, source=f"statvfs {path}", value=_space(purpose, path))
+            yield Observation(subject=HOST, source=f"statvfs {path}", value=_space(scene, purpose, path))
 
 
-def _space(purpose: str, path: str) -> FreeSpace:
-    found = os.statvfs(path)
+def _space(scene: Scene, purpose: str, path: str) -> FreeSpace:
+    """As the server sees it: in a container its /dev/shm is another one than ours."""
+    found = None
+    for process in scene.target.ranks or scene.target.processes:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(f"{scene.procfs.path(process.pid, 'root')}{path}")
+            break
+    found = found or os.statvfs(path)
     return FreeSpace(
         purpose=purpose,
         path=path,

@@ -56,7 +56,8 @@ def _builder(scene: Scene, stats: dict[int, Stat], pid: int) -> str:
     """The process of the target for which a compiler works: the nearest above it that is none itself."""
     while (stat := stats.get(pid)) is not None and is_compiler(stat.comm) and stat.parent != pid:
         pid = stat.parent
-    while scene.target.key_of(pid).startswith("pid-") and pid in stats and stats[pid].parent > 1:
+    workers = {one.pid for one in scene.target.processes if one.role not in (Role.HELPER, Role.COMPILER)}
+    while pid not in workers and pid in stats and stats[pid].parent > 1:
         pid = stats[pid].parent  # a shell between them
     return scene.target.key_of(pid)
 

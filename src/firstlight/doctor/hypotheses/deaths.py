@@ -249,6 +249,7 @@ DIED = Hypothesis(
             sglang="read the log of that rank above `scheduler died`; watch every rank, not rank 0 alone.",
         ),
         looks=(Look.RANKS, Look.EXITS, Look.LOGS),
+        depth=1,
     ),
     _died,
 )

@@ -5,7 +5,15 @@ Read by `verdict` and by the handbook. Invariant: a cause is listed once.
 
 from __future__ import annotations
 
-from firstlight.doctor.hypotheses import deaths
+from firstlight.doctor.hypotheses import collectives, compiling, deaths, limits, locks, reading, serving
 from firstlight.doctor.hypothesis import Hypothesis
 
-HYPOTHESES: tuple[Hypothesis, ...] = (*deaths.HYPOTHESES,)
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    *deaths.HYPOTHESES,
+    *limits.HYPOTHESES,
+    *locks.HYPOTHESES,
+    *compiling.HYPOTHESES,
+    *reading.HYPOTHESES,
+    *collectives.HYPOTHESES,
+    *serving.HYPOTHESES,
+)
