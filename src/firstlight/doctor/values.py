@@ -1,14 +1,16 @@
 """Every kind of value that evidence can have, as one tagged union.
 
-The kinds stand in `values_process` (one process) and `values_host` (the machine or the run). `Failed` is
-evidence too: what a collector could not learn, and why. Invariant: each kind is a frozen struct with a tag of
-its own, so that a bundle read elsewhere is the same case.
+The kinds stand in `values_process` (one process), `values_host` (the machine or the run) and `values_device`
+(adapters, PCIe, the kernel's log). `Failed` is evidence too: what a collector could not learn, and why.
+Invariant: each kind is a frozen struct with a tag of its own, so that a bundle read elsewhere is the same
+case.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from firstlight.doctor import values_device as device
 from firstlight.doctor import values_host as host
 from firstlight.doctor import values_process as process
 
@@ -55,6 +57,9 @@ Value = (
     | host.NcclRas
     | host.Gpus
     | host.CheckpointFiles
+    | device.NicCounters
+    | device.PciPaths
+    | device.KernelLog
 )
 
 

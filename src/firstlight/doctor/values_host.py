@@ -264,6 +264,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     power_limit_w: float | None = None
     energy_mj: int | None = None
     process_bytes: dict[int, int | None] = {}
+    compute_capability: tuple[int, int] | None = None
+    bar1_total_bytes: int | None = None
+    fabric: str = ""  # "unsupported", "not started", "in progress", "completed", or "failed (status N)"
+    num_nvlinks: int | None = None
+    p2p: dict[int, str] = {}  # by the other GPU's index: "ok", or why not
 
 
 class Gpus(msgspec.Struct, frozen=True, kw_only=True, tag="gpus"):
@@ -272,6 +277,7 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, tag="gpus"):
     gpus: tuple[Gpu, ...] | None
     driver: str = ""
     note: str = ""
+    driver_cuda: str = ""  # the newest CUDA that the driver runs, as "12.8"
 
 
 class FileProblem(msgspec.Struct, frozen=True, kw_only=True):

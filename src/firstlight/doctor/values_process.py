@@ -129,6 +129,7 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     path: str
     is_deleted: bool = False
+    build_id: str = ""  # of those of which two builds of one version differ
 
 
 class Libraries(msgspec.Struct, frozen=True, kw_only=True, tag="libraries"):

@@ -6,9 +6,11 @@ those on the list.
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from firstlight.doctor.collect.scene import Collector, each_process
+from firstlight.doctor.elf_notes import build_id
 from firstlight.doctor.procfs import ProcFs
 from firstlight.doctor.redact import hide_in_text, is_secret_name
 from firstlight.doctor.target import TargetProcess
@@ -39,6 +41,7 @@ _LIBRARY = re.compile(
     r"nccl|torch|cuda|nvrtc|ptxjit|nvshmem|cublas|cudnn|vgpu|flashinfer|gloo|libuv|gomp|iomp|mkl|vllm|sgl|numa"
     r"|ibverbs|rccl|hip|_C\b"
 )
+_BUILD_MATTERS = re.compile(r"lib(?:nccl|rccl|torch|torch_cuda|torch_cpu|nvshmem\w*|cuda)\.so")
 MAX_LIBRARIES = 200
 
 
@@ -63,9 +66,20 @@ def _libraries(procfs: ProcFs, process: TargetProcess) -> tuple[str, Value]:
         name = path.removesuffix(" (deleted)").rpartition("/")[2]
         if ".so" in name and path not in found and _LIBRARY.search(name):
             is_deleted = path.endswith(" (deleted)")
-            found[path] = Library(name=name, path=path.removesuffix(" (deleted)"), is_deleted=is_deleted)
+            path = path.removesuffix(" (deleted)")
+            mine = "" if is_deleted else _build_id(procfs, process.pid, name, path)
+            found[path] = Library(name=name, path=path, is_deleted=is_deleted, build_id=mine)
     libraries = tuple(sorted(found.values(), key=lambda library: library.path))[:MAX_LIBRARIES]
     return str(procfs.path(process.pid, "maps")), Libraries(libraries=libraries)
+
+
+def _build_id(procfs: ProcFs, pid: int, name: str, path: str) -> str:
+    """Of the few of which it matters; the file is the one that the process sees."""
+    if not _BUILD_MATTERS.match(name):
+        return ""
+    with contextlib.suppress(OSError):
+        return build_id(procfs.path(pid, "root", path.lstrip("/")))
+    return ""
 
 
 ENVIRONMENT = Collector(

@@ -15,7 +15,10 @@ from firstlight.doctor.collect.file_locks import LOCKS
 from firstlight.doctor.collect.gpus import GPUS
 from firstlight.doctor.collect.host import HOST_MEMORY, PRESSURE, SPACE
 from firstlight.doctor.collect.jit_locks import JIT_LOCKS
+from firstlight.doctor.collect.kernel_log import KERNEL_LOG
 from firstlight.doctor.collect.logs import LOGS
+from firstlight.doctor.collect.nics import NICS
+from firstlight.doctor.collect.pci import PCI
 from firstlight.doctor.collect.probes import GENERATION, HTTP, LOAD
 from firstlight.doctor.collect.process_state import INPUT_OUTPUT, LIMITS, MEMORY, STATE
 from firstlight.doctor.collect.ras import RAS
@@ -53,6 +56,9 @@ COLLECTORS: tuple[Collector, ...] = (
     CHECKPOINTS,
     RAS,
     GPUS,
+    NICS,
+    PCI,
+    KERNEL_LOG,
     LOAD,
 )
 

@@ -33,6 +33,8 @@ class Scene:
     target: Target
     procfs: ProcFs = field(default_factory=ProcFs)
     cgroups: Path = Path("/sys/fs/cgroup")
+    sysfs: Path = Path("/sys")
+    devices: Path = Path("/dev")
     options: Options = Options()
 
 

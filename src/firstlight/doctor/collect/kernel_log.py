@@ -1,0 +1,59 @@
+"""The kernel's log, where it is shown to us: driver errors of GPUs, and processes killed for want of memory.
+
+Called by `run` once. Most systems show it to root only, and that refusal is evidence too. Invariant: it is
+read without waiting and nothing is taken out of it: every reader of /dev/kmsg has a place of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from firstlight.doctor.collect.scene import Collector, Scene
+from firstlight.doctor.evidence import Observation
+from firstlight.doctor.redact import hide_in_text
+from firstlight.doctor.target import HOST
+from firstlight.doctor.values_device import KernelLog
+
+_WANTED = re.compile(
+    r"NVRM:|\bXid\b|\bSXid\b|nvidia-nvswitch|fallen off the bus|AER:|PCIe Bus Error"
+    r"|Out of memory: Killed|oom-kill:|Memory cgroup out of memory|blocked for more than|segfault at"
+)
+_RECORD = 8192
+_MAX_RECORDS = 100_000
+MAX_LINES = 60
+
+
+def collect_kernel_log(scene: Scene) -> Iterator[Observation]:
+    """The last lines that matter."""
+    path = scene.devices / "kmsg"
+    lines = [line for record in _records(str(path)) if _WANTED.search(line := _words(record))]
+    value = KernelLog(lines=tuple(hide_in_text(line)[:300] for line in lines[-MAX_LINES:]))
+    yield Observation(subject=HOST, source=str(path), value=value)
+
+
+def _records(path: str) -> Iterator[str]:
+    """What is there now. A real log gives one record each read and then would block; a file simply ends."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for _ in range(_MAX_RECORDS):
+            try:
+                data = os.read(handle, _RECORD)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:  # overwritten while we read: go on with the oldest that is left
+                continue
+            if not data:
+                return
+            yield from data.decode("utf-8", "replace").splitlines()
+    finally:
+        os.close(handle)
+
+
+def _words(record: str) -> str:
+    """ "6,1234,5678,-;NVRM: Xid …" without the numbers before it."""
+    return record.partition(";")[2] or record
+
+
+KERNEL_LOG = Collector("kernel-log", collect_kernel_log, deadline_s=3.0, is_dynamic=False)
