@@ -11,7 +11,7 @@ from shape.source import REPOSITORY, modules
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 # Import names that differ from the names of their distributions.
-DISTRIBUTIONS = {"zmq": "pyzmq", "pynvml": "nvidia-ml-py", "starlette": "fastapi"}
+DISTRIBUTIONS = {"zmq": "pyzmq", "pynvml": "nvidia-ml-py", "starlette": "fastapi", "yaml": "pyyaml"}
 # Used by uvicorn when they are there, and by name only; py-spy is a program that the doctor starts.
 USED_BY_NAME = {"uvicorn", "uvloop", "httptools", "py-spy"}
 
