@@ -50,7 +50,7 @@ def headline(verdict: Verdict) -> str:
 
 def printable(text: str) -> str:
     """Without the characters that move a terminal's cursor, colour it, or turn its text around."""
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\n", " "))
+    return _UNPRINTABLE.sub("?", text.replace("\n", " "))
 
 
 def name_of(target: Target) -> str:
@@ -80,10 +80,10 @@ def process_table(motions: Sequence[ProcessMotion], view: View) -> list[str]:
 def wait_lines(view: View) -> list[str]:
     """The wait-for graph: an arrow leads from who waits to whom it waits for."""
     graph = view.graph
-    lines = [f"{edge.waiter} → {edge.holder}  {edge.kind}: {edge.why}" for edge in graph.edges[:_MOST_EDGES]]
+    lines = [f"{edge.waiter} -> {edge.holder}  {edge.kind}: {edge.why}" for edge in graph.edges[:_MOST_EDGES]]
     left_out = len(graph.edges) - _MOST_EDGES
     lines += [f"and {left_out} more"] if left_out > 0 else []
-    return lines + [f"deadlock: {' ⇄ '.join(cycle)}" for cycle in graph.cycles]
+    return lines + [f"deadlock: {' <-> '.join(cycle)}" for cycle in graph.cycles]
 
 
 def look_lines(looks: Iterable[Look]) -> list[str]:
@@ -107,7 +107,7 @@ def _about(view: View, verdict: Verdict) -> list[str]:
 
 
 def _reasons(verdict: Verdict) -> Iterator[str]:
-    has_remedy = verdict.remedy and verdict.condition is not Condition.HEALTHY
+    has_remedy = verdict.remedy.rstrip(".") not in ("", "nothing")
     yield from _section("what to do", [verdict.remedy] if has_remedy else [], is_text=False)
     yield from _section("next test", [verdict.next_test] if verdict.next_test else [], is_text=False)
     yield from _section("for it", map(cited, verdict.supports), mark="+")
