@@ -16,6 +16,7 @@ from firstlight.cli.bench import bench_app
 from firstlight.cli.blackbox import blackbox
 from firstlight.cli.chat import chat
 from firstlight.cli.convert import convert
+from firstlight.cli.doctor import doctor
 from firstlight.cli.env import env
 from firstlight.cli.options import add_command
 from firstlight.cli.ps import ps
@@ -57,6 +58,7 @@ add_command(app, run, settings=RUN_SETTINGS)
 add_command(app, convert)
 add_command(app, env, settings=ENGINE_SETTINGS)
 add_command(app, blackbox)
+add_command(app, doctor)
 app.add_typer(bench_app, name="bench")
 
 
