@@ -155,6 +155,7 @@ KINDS = (
         start=_killed_and_reaped,
         causes=_DIED,
         conditions=_DEAD,
+        settle_s=5.0,
         is_quick=True,
     ),
     Kind(

@@ -26,6 +26,7 @@ _IDLE = frozenset({"idle"})
 _AT_WORK = frozenset({"working", "idle"})
 _HEALTHY = frozenset({"healthy"})
 _STARTING = frozenset({"starting", "slow"})
+_SHARED = "the runner makes two patients at a time: the processors may really be short"
 _BETWEEN = "between two requests of its clients it is idle for a moment, and that may be when it is seen"
 
 
@@ -248,8 +249,9 @@ KINDS = (
         name="start-of-large-model",
         what="the first seconds of a larger model",
         start=_starting,
-        causes=frozenset({"on-its-way"}),
+        causes=frozenset({"on-its-way", "processor-starved"}),
         conditions=_STARTING,
+        why=_SHARED,
         settle_s=0.0,
         is_quick=True,
     ),
@@ -257,8 +259,9 @@ KINDS = (
         name="computes-before-weights",
         what="a start that computes tables in Python for most of a minute",
         start=_computes_first,
-        causes=frozenset({"on-its-way"}),
+        causes=frozenset({"on-its-way", "processor-starved"}),
         conditions=_STARTING,
+        why=_SHARED,
     ),
     Kind(
         name="was-debugged",
@@ -282,8 +285,9 @@ KINDS = (
         name="stopping",
         what="it was asked to end and finishes a long request",
         start=_stopping,
-        causes=frozenset({"working"}),
-        conditions=_HEALTHY,
+        causes=frozenset({"working", "processor-starved"}),
+        conditions=frozenset({"healthy", "slow"}),
+        why=_SHARED,
         settle_s=0.0,
     ),
     Kind(

@@ -146,7 +146,8 @@ def _held_by_a_child_of_the_dead(ward: Ward) -> Patient:
     path = _path(ward)
     code = (
         f"import fcntl, os, subprocess; f = open({str(path)!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
-        "os.set_inheritable(f.fileno(), True); subprocess.Popen(['sleep', '600'], close_fds=False); os._exit(1)"
+        "os.set_inheritable(f.fileno(), True); subprocess.Popen(['sleep', '600'], close_fds=False); "
+        "os._exit(1)"
     )
     ward.python("-c", code).wait(20)
     assert _is_locked(path)

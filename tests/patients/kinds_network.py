@@ -1,6 +1,7 @@
 """Patients whose trouble is a port, a proxy, a host that does not answer, or another user's process.
 
-Listed by `kinds`. Invariant: the other end is real: a listener that accepts nobody, a proxy that does not answer.
+Listed by `kinds`. Invariant: the other end is real: a listener that accepts nobody, a proxy that does not
+answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from patients.foreign_servers import Foreign
 from patients.models import TINY
 from patients.native import SLOW_TO_JUDGE, Ranks, Server, change
 from patients.patient import Kind, Patient, Ward, need_root, until
-from patients.places import NOBODY
+from patients.places import NOBODY, uncached_copy
 from support.ports import free_port
 
 _STUCK = frozenset({"stuck"})
@@ -143,7 +144,10 @@ def _other_user(ward: Ward) -> Patient:
     """A rank runs as another user than the server and the doctor, and the others wait for it."""
     need_root("a rank of another user")
     order = {"users": [NOBODY, NOBODY - 1], "user": NOBODY, "fault": "absent", "rank": 1}
-    server = Foreign(ward, "vllm", ward.models / TINY, 2, order)
+    model = uncached_copy(ward, ward.models / TINY)
+    for file in model.iterdir():
+        file.chmod(0o644)
+    server = Foreign(ward, "vllm", model, 2, order)
     server.titled("VLLM::Worker_TP1")
     time.sleep(ward.random.uniform(4.0, 6.0))
     return server.patient(as_uid=NOBODY)

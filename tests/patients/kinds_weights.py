@@ -129,7 +129,7 @@ KINDS = (
         name="large-model-starts",
         what="a larger model of ours is starting: all is well",
         start=_large,
-        causes=frozenset({"on-its-way", "slow-weights", "working", "idle"}),
+        causes=frozenset({"on-its-way", "slow-weights", "processor-starved", "working", "idle"}),
         conditions=frozenset({"starting", "slow", "healthy"}),
         why="it may get ready while it is looked at; where its weights come slowly, that is so",
     ),

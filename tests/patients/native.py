@@ -1,8 +1,8 @@
 """Native servers and ranks of patients, and what is asked of them.
 
-Used by the kinds of our own engine. `Server` is `firstlight serve` as anybody runs it; `Ranks` are the engine's
-processes without a supervisor, which would end a stopped start before the doctor comes. Invariant: the moment
-of a fault is found in the engine's own black boxes.
+Used by the kinds of our own engine. `Server` is `firstlight serve` as anybody runs it; `Ranks` are the
+engine's processes without a supervisor, which would end a stopped start before the doctor comes. Invariant:
+the moment of a fault is found in the engine's own black boxes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Engine:
     def patient(self, note: str = "", fault_s: float | None = None, **fields: Any) -> Patient:
         """The fault has happened just now, or at `fault_s`."""
         at_s = time.monotonic() if fault_s is None else fault_s
-        return Patient(self.find, ("--run", str(self.run_dir)), at_s, note, **fields)
+        say = getattr(self, "verdict", None)
+        return Patient(self.find, ("--run", str(self.run_dir)), at_s, note, own_verdict=say, **fields)
 
 
 class Server(Engine):
@@ -87,6 +88,8 @@ class Server(Engine):
     ) -> None:
         self.log = ward.folder / f"serve-{len(os.listdir(ward.folder))}.txt"
         command = [sys.executable, "-m", "firstlight", "serve", str(model), "--port", "0"]
+        if ward.is_left_to_us:
+            flags = tuple(flag for flag in flags if flag not in SLOW_TO_JUDGE)
         with self.log.open("wb") as log:
             options = {"stderr": log, "stdout": log, **options}
             self.process = ward.spawn([*command, *_SMALL, *flags], with_injected(ward, variables), **options)
@@ -120,6 +123,18 @@ class Server(Engine):
                 "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
             )
             return dict(json.loads(connection.getresponse().read()))
+
+    def verdict(self) -> str:
+        """What the supervisor says by itself: at its end, or to who asks for its health; else empty."""
+        if self.process.poll() is not None:
+            return next((line for line in self.said().splitlines() if line.startswith("error: ")), "it ended")
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
+        with contextlib.closing(connection), contextlib.suppress(OSError, ValueError, LookupError):
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            message = str(json.loads(answer.read())["error"]["message"]) if answer.status == 503 else ""
+            return "" if "not ready yet" in message else message
+        return ""
 
     def _run_dir(self) -> str | None:
         self._fails()

@@ -1,7 +1,7 @@
-"""One patient from its start to the doctor's first verdict: `python -m patients.one KIND SEED --models FOLDER`.
+"""One patient from its start to the doctor's first verdict: `python -m patients.one KIND SEED --models M`.
 
-Started by `run` in a process of its own, and called by the short form. Invariant: the doctor is given a pid or
-a run directory and nothing else; what it is compared with stays here.
+Started by `run` in a process of its own. Invariant: the doctor is given a pid or a run directory and nothing
+else; what it is compared with stays here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from firstlight.doctor.collect.run import examine_target
 from firstlight.doctor.evidence import Case, decode_case, encode_case
 from firstlight.doctor.verdict import judge
 from patients.kinds import KINDS
-from patients.patient import Kind, Patient, Unavailable, Ward
+from patients.patient import Kind, Patient, Unavailable, Ward, until
+
+_OWN_DEADLINE_S = 90.0
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -37,6 +39,7 @@ class Result(msgspec.Struct, kw_only=True):
     subject: str | None = None
     summary: str = ""
     seconds: float = 0.0
+    total_s: float = 0.0  # of the whole patient, its start and its end included
     holds: bool | None = None
     is_right: bool = False
     wrong: str = ""
@@ -67,6 +70,23 @@ def run_patient(kind: Kind, seed: int, models: Path, cases: Path, looks: int = 1
         return [msgspec.structs.replace(blank, missing=str(reason))]
     except Exception as error:  # noqa: BLE001 - the top of a process: it is told
         return [msgspec.structs.replace(blank, error=f"{type(error).__name__}: {error}"[:2000])]
+
+
+def run_own(kind: Kind, seed: int, models: Path) -> list[Result]:
+    """Leaves the patient to its own supervisor: when does it say that something is wrong, and whom it names."""
+    result = Result(kind=kind.name, seed=seed, is_healthy=kind.is_healthy)
+    try:
+        with Ward(kind.name, seed, models, is_left_to_us=True) as ward:
+            patient = kind.start(ward)
+            assert patient.own_verdict is not None, "it has no supervisor"
+            result.summary = until(patient.own_verdict, "a verdict", _OWN_DEADLINE_S, 0.1)
+            result.seconds = round(time.monotonic() - patient.fault_s, 2)
+            result.subject, result.note = patient.subject or kind.subject, patient.note
+            result.is_right = (result.subject or "rank-").replace("-", " ") in result.summary
+            result.condition = "told"
+    except Exception as error:  # noqa: BLE001 - the top of a process: it is told
+        result.error = f"{type(error).__name__}: {error}"[:2000]
+    return [result]
 
 
 def _examined(kind: Kind, patient: Patient, result: Result, cases: Path, look: int) -> Result:
@@ -132,9 +152,16 @@ def main() -> None:
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--cases", type=Path, required=True)
     parser.add_argument("--looks", type=int, default=1)
+    parser.add_argument("--own", action="store_true")
     given = parser.parse_args()
     with contextlib.redirect_stdout(sys.stderr):
-        results = run_patient(KINDS[given.kind], given.seed, given.models, given.cases, given.looks)
+        kind, started_s = KINDS[given.kind], time.monotonic()
+        if given.own:
+            results = run_own(kind, given.seed, given.models)
+        else:
+            results = run_patient(kind, given.seed, given.models, given.cases, given.looks)
+        for result in results:
+            result.total_s = round(time.monotonic() - started_s, 1)
     for result in results:
         print(msgspec.json.encode(result).decode())
 

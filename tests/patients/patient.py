@@ -47,6 +47,7 @@ class Patient:
     note: str = ""  # what was drawn for this seed
     as_uid: int | None = None  # who examines it
     subject: str | None = None  # who must be named, where it was drawn
+    own_verdict: Callable[[], str] | None = None  # of the supervisor; empty until it has one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ class Ward:
     kind: str
     seed: int
     models: Path
+    is_left_to_us: bool = False  # the supervisor judges alone, at its usual speed
     token: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def __enter__(self) -> Self:

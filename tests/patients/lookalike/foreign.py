@@ -1,8 +1,8 @@
 """A small server that is built as the large ones are: an API process, an engine, ranks that hold the weights.
 
-Started by `vllm serve …` or `sglang.launch_server` of this folder. The processes title themselves, meet through
-gloo, map safetensors, wait for each other in pipes and sum their results, as those do. What goes wrong in it is
-said by one variable, and happens in these real waits. Invariant: it is small, not pretended.
+Started by `vllm serve …` or `sglang.launch_server` of this folder. The processes title themselves, meet
+through gloo, map safetensors, wait for each other in pipes and sum their results, as those do. What goes
+wrong in it is said by one variable, and happens in these real waits. Invariant: it is small, not pretended.
 """
 
 from __future__ import annotations

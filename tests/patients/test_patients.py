@@ -1,0 +1,52 @@
+"""The short form of `make patients`: each quick kind once, two at a time.
+
+The long form draws several seeds of every kind and prints the confusion matrix. What this machine cannot have is
+printed with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from patients.kinds import KINDS
+from patients.models import SHARDED, TINY, provide
+from patients.one import Result
+from patients.run import Order, run_order
+
+QUICK = [name for name, kind in KINDS.items() if kind.is_quick]
+Results = dict[str, "Future[list[Result]]"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
+    folder = tmp_path_factory.mktemp("patients")
+    models = provide(folder / "models", TINY, SHARDED)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        yield {name: pool.submit(run_order, Order(name, 0), models, _cases(folder)) for name in QUICK}
+
+
+def _cases(folder: Path) -> Path:
+    return folder / "cases"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", QUICK)
+def test_the_first_verdict_is_right(name: str, results: Results, capsys: pytest.CaptureFixture[str]) -> None:
+    (result,) = results[name].result()
+    if result.missing:
+        with capsys.disabled():
+            print(f"\n{name} was not run: {result.missing}")
+        return
+    assert not result.error
+    assert result.is_right, f"{result.wrong} wrong: {result.condition}/{result.cause}: {result.summary}"
+
+
+def test_there_are_enough_kinds() -> None:
+    healthy = [kind for kind in KINDS.values() if kind.is_healthy]
+    assert len(KINDS) >= 30
+    assert len(healthy) >= 8
+    assert len(QUICK) >= 15
