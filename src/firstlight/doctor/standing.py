@@ -23,7 +23,7 @@ from firstlight.doctor.values_process import (
 _READS = ("read", "readv", "pread64", "preadv")
 # What the kernel calls a thread that waits for a page or a request of a disk or of a network file system.
 _DISK = re.compile(r"folio_wait|wait_on_page|blk_|rq_qos|io_schedule|nfs|fuse|request_wait|filemap")
-_POLLS = re.compile(r"(^|_)(wait|acquire|sleep|poll|select|recv|recv_bytes|get|join|monitored_barrier)$")
+_POLLS = re.compile(r"(^|[_.])(wait|acquired?|sleep|poll|select|recv|recv_bytes|get|join|barrier)$")
 _BATON = re.compile(r"file_baton\.py$")
 _FULL_PIPE = ("pipe_write", "anon_pipe_write", "pipe_wait_writable")
 RENDEZVOUS = "rendezvous"

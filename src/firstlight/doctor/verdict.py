@@ -29,6 +29,7 @@ from firstlight.doctor.hypothesis import (
 )
 from firstlight.doctor.looks import TEXTS, is_taken
 from firstlight.doctor.motion import State, Thresholds
+from firstlight.doctor.values_host import HttpProbe
 from firstlight.doctor.view import View, view_of
 
 UNKNOWN, IDLE, WORKING, ON_ITS_WAY, ABSENT = "unknown", "idle", "working", "on-its-way", "no-server"
@@ -121,10 +122,19 @@ def judge_view(view: View, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Ver
 
 
 def condition_of(view: View) -> Condition:
-    """What motion alone says."""
+    """What motion says; but a server whose port gives no answer is stuck, however it looks."""
+    if view.motion.serving.is_up and view.motion.state in (State.MOVING, State.IDLE) and _is_deaf(view):
+        return Condition.STUCK
     if view.motion.state is State.MOVING:
         return Condition.HEALTHY if view.motion.serving.is_up else Condition.STARTING
     return _CONDITIONS[view.motion.state]
+
+
+def _is_deaf(view: View) -> bool:
+    """Whether every question to its ports, in two looks, was left without an answer."""
+    probes = [seen for seen in view.case.all(HttpProbe) if seen.value.outcome != "refused"]
+    looks = {seen.evidence.look for seen in probes}
+    return len(looks) > 1 and not any(seen.value.outcome == "answered" for seen in probes)
 
 
 def _weigh(view: View, hypotheses: Sequence[Hypothesis]) -> tuple[list[Finding], tuple[Excluded, ...]]:
@@ -193,9 +203,9 @@ def _choose(view: View, findings: Sequence[Finding], base: Condition) -> Finding
     if base in (Condition.HEALTHY, Condition.STARTING, Condition.SLOW):
         return _moving(view, likely, base)
     if base is Condition.UNCLEAR:
-        return sure[0] if sure else _unknown(view, base)
+        return sure[0] if sure else _unknown(view, base, len(findings))
     fatal = [finding for finding in likely if finding.condition in (Condition.STUCK, Condition.DEAD)]
-    return fatal[0] if fatal else (likely[0] if likely else _unknown(view, base))
+    return fatal[0] if fatal else (likely[0] if likely else _unknown(view, base, len(findings)))
 
 
 def _moving(view: View, likely: Sequence[Finding], base: Condition) -> Finding:
@@ -229,13 +239,13 @@ def _plain(condition: Condition, cause: str, summary: str, evidence: tuple[str, 
     )
 
 
-def _unknown(view: View, base: Condition) -> Finding:
+def _unknown(view: View, base: Condition, num_left: int) -> Finding:
     """Nothing suffices: what was seen of the suspect, or that two looks are missing."""
     suspect = view.suspect
     if suspect is None:
-        reasons = "; ".join(view.motion.reasons[:3])
-        summary = f"cause unknown: {reasons or 'what is there does not suffice'}."
-        return _plain(base, UNKNOWN, summary)
+        reasons = dict.fromkeys(reason.partition(": ")[2] or reason for reason in view.motion.reasons)
+        why = "; ".join(reasons) or "what was measured does not decide"
+        return _plain(base, UNKNOWN, f"cause unknown, {num_left} causes are left: {why}.")
     parts = [f"{describe.named(view, suspect.key)} {describe.state(suspect)}"]
     parts[0] += describe.where(view, suspect.key)
     if frames := describe.stack(view, suspect.key):
@@ -254,18 +264,24 @@ def _decisive(case: Case, findings: Sequence[Finding]) -> tuple[Look, ...]:
     """The looks that together concern the most of the causes that are left; of equals the cheaper one."""
     order = list(TEXTS)
     missing = [look for look in order if not is_taken(case, look)]
-    left = list(findings)
+    if Look.RANKS in missing and Look.MOTION in missing:
+        missing.remove(Look.MOTION)  # the look at the ranks is one at their processor time too
+    # The first causes count most, and each look that concerns a cause halves what another one adds.
+    values = [1 / (index + 2) for index in range(len(findings))]
     chosen: list[Look] = []
-    while left and missing and len(chosen) < _NUM_LOOKS:
-        best = max(missing, key=lambda look: (_covered(left, look), -order.index(look)))
-        if not _covered(left, best):
+    while missing and len(chosen) < _NUM_LOOKS:
+        gains = {look: _gain(findings, values, look) for look in missing}
+        best = max(missing, key=lambda look: (gains[look], -order.index(look)))
+        if not gains[best]:
             break
         chosen.append(best)
         missing.remove(best)
-        left = [finding for finding in left if best not in finding.not_measured]
+        concerned = (best in finding.not_measured for finding in findings)
+        values = [value / 2 if is_met else value for value, is_met in zip(values, concerned, strict=True)]
     return tuple(chosen)
 
 
-def _covered(findings: Sequence[Finding], look: Look) -> float:
-    """How much of what is left a look concerns; the first ones count most."""
-    return sum(1 / (index + 2) for index, one in enumerate(findings) if look in one.not_measured)
+def _gain(findings: Sequence[Finding], values: Sequence[float], look: Look) -> float:
+    """What a look adds to a decision between these."""
+    pairs = zip(findings, values, strict=True)
+    return sum(value for finding, value in pairs if look in finding.not_measured)

@@ -47,7 +47,9 @@ def _absent(view: View) -> Judgement | None:
     if expected is not None and found < expected and view.case.target.is_complete:
         missing = sorted(set(range(expected)) - {one.rank for one in view.ranks})
         text = f"{found} of {expected} ranks exist ({view.case.target.expected_from})"
-        supports.append(Clue(text=text, evidence=view.motion.evidence[:4], weight=Weight.STRONG))
+        is_late = view.motion.state is not State.MOVING
+        weight = Weight.PROOF if is_late else Weight.STRONG
+        supports.append(Clue(text=text, evidence=view.motion.evidence[:4], weight=weight))
         who = f"rank {missing[0]}" if missing else "a rank"
         summary = f"{who} never came to the rendezvous: no such process is alive; {names} wait for it."
         subject = f"rank-{missing[0]}" if missing else None

@@ -13,8 +13,7 @@ from firstlight.doctor.target import RUN
 from firstlight.doctor.values_host import Compilers, JitLocks, LockFile
 from firstlight.doctor.view import View
 
-_BATON = (r"file_baton\.py:wait",)
-_LOCKING = (*_BATON, r"filelock", r"cpp_extension\.py:_jit_compile")
+_BATON = (r"file_baton\.py:.*wait",)
 
 
 def _compiling(view: View) -> Judgement | None:

@@ -5,6 +5,8 @@ Read by `registry`. Invariant: a death is called "for want of memory" only with 
 
 from __future__ import annotations
 
+import re
+
 from firstlight.doctor import describe
 from firstlight.doctor.evidence import Seen
 from firstlight.doctor.hypothesis import (
@@ -20,7 +22,8 @@ from firstlight.doctor.hypothesis import (
 )
 from firstlight.doctor.motion import ProcessMotion, State
 from firstlight.doctor.target import Role
-from firstlight.doctor.values_host import CgroupMemory
+from firstlight.doctor.values_device import KernelLog
+from firstlight.doctor.values_host import CgroupMemory, Tree
 from firstlight.doctor.values_process import ExitRecord, ProcessState
 from firstlight.doctor.view import View
 
@@ -29,6 +32,8 @@ _MEMORY_WORDS = (
     r"MemoryError|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator: can't allocate memory"
 )
 _KILL = 9
+_OOM_LINE = re.compile(r"Killed process (\d+)")
+_SPAWN_S = 3.0  # within which a launcher has started all of its ranks
 
 
 def _stopped(view: View) -> Judgement | None:
@@ -97,14 +102,31 @@ def _oom_growth(view: View) -> Clue | None:
     return None
 
 
+def _kernels_word(view: View) -> tuple[Clue, str] | None:
+    """A line of the kernel's log that names a process of the server."""
+    for seen in view.case.all(KernelLog):
+        for line in reversed(seen.value.lines):
+            match = _OOM_LINE.search(line)
+            key = next((k for k in view.case.subjects if match and view.pid(k) == int(match[1])), None)
+            if key is not None and (one := view.motion.of(key)) is not None and one.state in _DEAD:
+                text = f"the kernel's log: {line[:160]}"
+                return Clue(text=text, evidence=(seen.id,), weight=Weight.PROOF, group="oom"), key
+    return None
+
+
 def _oom(view: View) -> Judgement | None:
     records = _untold(view)
     dead = _dead(view)
+    if kernel := _kernels_word(view):
+        clue, killed = kernel
+        name = describe.named(view, killed)
+        summary = f"the kernel killed {name} for want of memory{describe.where(view, killed)}."
+        return Judgement(supports=(clue,), subject=killed, summary=summary)
     if not dead and not records and view.motion.living_ranks == view.motion.expected_ranks:
         veto = Clue(text="all ranks are alive", evidence=view.motion.evidence[:4])
         return Judgement(vetoes=(veto,))
-    supports = []
-    subject = None
+    supports: list[Clue] = []
+    subject: str | None = None
     for seen in records:
         if seen.value.is_oom:
             text = f"{seen.value.name} was killed by signal 9 while the kernel counted an OOM kill"
@@ -193,12 +215,7 @@ MEMORY_LIMIT = Hypothesis(
 
 def _died(view: View) -> Judgement | None:
     dead, records = _dead(view), _untold(view)
-    missing = (
-        view.case.target.is_complete
-        and view.motion.expected_ranks is not None
-        and view.motion.living_ranks < view.motion.expected_ranks
-        and not view.is_starting
-    )
+    missing = _is_short_of_ranks(view)
     if not dead and not records and not missing:
         if view.case.target.is_complete and view.motion.living_ranks == view.motion.expected_ranks:
             text = f"all {view.motion.living_ranks} ranks are alive"
@@ -213,8 +230,18 @@ def _died(view: View) -> Judgement | None:
     first = next((seen for seen in records if seen.value.signal), records[0] if records else None)
     subject = first.subject if first else subject
     if missing and not supports:
-        text = f"{view.motion.living_ranks} of {view.motion.expected_ranks} ranks are alive"
-        supports.append(Clue(text=text, evidence=view.motion.evidence[:4], weight=Weight.STRONG))
+        numbers = {one.rank for one in view.ranks} - {None}
+        lost = sorted(set(range(view.motion.expected_ranks or 0)) - numbers)
+        subject = f"rank-{lost[0]}" if lost and len(numbers) == len(view.ranks) else None
+        text = (
+            f"{view.motion.living_ranks} of {view.motion.expected_ranks} ranks are alive "
+            f"({view.case.target.expected_from}), long after all of them were started"
+        )
+        ids = tuple(seen.id for seen in view.case.all(Tree))
+        # Where the others wait for it at the rendezvous, that is the better name: it may never have lived.
+        is_awaited = any(view.in_stack(r"rendezvous", r"init_process_group", innermost=12))
+        weight = Weight.STRONG if is_awaited else Weight.PROOF
+        supports.append(Clue(text=text, evidence=ids, weight=weight))
     name = describe.named(view, subject) if subject else "a rank"
     how = f": {_how(first.value)}" if first else ""
     return Judgement(
@@ -222,6 +249,18 @@ def _died(view: View) -> Judgement | None:
         subject=subject,
         summary=f"{name} has ended{describe.where(view, subject) if subject else ''}{how}.",
     )
+
+
+def _is_short_of_ranks(view: View) -> bool:
+    """Fewer ranks than there should be, though their launcher is done with starting them."""
+    target, expected = view.case.target, view.motion.expected_ranks
+    ticks = [process.start_ticks for process in target.ranks]
+    if not target.is_complete or expected is None or view.motion.living_ranks >= expected or not ticks:
+        return False
+    if not view.is_starting:
+        return True
+    youngest_s = target.started_wall_s + (max(ticks) - min(p.start_ticks for p in target.processes)) / 100
+    return bool(view.case.evidence) and view.case.evidence[-1].time_s - youngest_s > _SPAWN_S
 
 
 def _how(record: ExitRecord) -> str:

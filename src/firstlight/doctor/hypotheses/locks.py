@@ -22,7 +22,7 @@ from firstlight.doctor.values_process import (
 )
 from firstlight.doctor.view import View
 
-_POLLING = (r"filelock.*:_?acquire", r"fasteners", r"portalocker")
+_POLLING = (r"filelock.*:.*acquire", r"fasteners/.*:.*acquire", r"portalocker/.*:.*acquire")
 _ACQUIRES = re.compile(r"\bwith\b.*(lock|mutex|sem)|\.acquire\(", re.IGNORECASE)
 _LIBRARY = re.compile(r"(^|/)(threading|queue|_base|thread|process|selectors|connection)\.py$")
 
@@ -37,12 +37,20 @@ def _file_lock(view: View) -> Judgement | None:
     polling = next(view.in_stack(*_POLLING, innermost=6), None)
     if polling is None or seen is None:
         return None
-    others = [lock for lock in seen.value.locks if lock.holder != polling.key]
-    if not others:
-        return None
     text = f"{polling.key} polls for a file lock ({polling.frame.function}, {polling.frame.file})"
     clue = Clue(text=text, evidence=(polling.evidence, seen.id), weight=Weight.STRONG)
-    return _held(view, polling.key, others[0].holder, others[0], clue)
+    ours = [process.key for process in view.case.target.processes]
+    others = [lock for lock in seen.value.locks if lock.holder not in ours]
+    if others:
+        return _held(view, polling.key, others[0].holder, others[0], clue)
+    return Judgement(
+        supports=(clue,),
+        contradicts=() if view.has_stopped_moving else (Clue(text="it still moves", evidence=clue.evidence),),
+        subject=polling.key,
+        summary=f"{describe.named(view, polling.key)} polls for a file lock in {polling.frame.file}; who "
+        "holds it cannot be told from here, as it opens the file for each try only.",
+        fills={"holder": "HOLDER", "path": "the lock file"},
+    )
 
 
 def _lock_of(locks: FileLocks, holder: str, waiter: str) -> FileLock | None:
@@ -202,7 +210,7 @@ def _gil(view: View) -> Judgement | None:
                 supports=(Clue(text=text, evidence=pair.ids, weight=weight),),
                 subject=one.key,
                 summary=f"{describe.named(view, one.key)}: C code called from {place} holds the "
-                "interpreter's lock (GIL) and does not return; every other thread of the process waits for it.",
+                "interpreter's lock (GIL) and does not return; all other threads of it wait.",
             )
     return None
 

@@ -153,7 +153,9 @@ THRASH = Hypothesis(
 
 def _damaged(view: View) -> Judgement | None:
     checked = view.case.all(CheckpointFiles)
-    bad = [(seen, problem) for seen in checked for problem in seen.value.problems]
+    # What we may not read is another user's, and says nothing about its being whole.
+    problems = [(seen, problem) for seen in checked for problem in seen.value.problems]
+    bad = [(seen, problem) for seen, problem in problems if problem.kind != "unreadable"]
     words = stated(view, *_DAMAGE)
     if not bad and words is None:
         if checked:

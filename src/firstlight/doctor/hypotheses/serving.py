@@ -6,6 +6,8 @@ shows it.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from firstlight.doctor import describe
 from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import (
@@ -20,8 +22,9 @@ from firstlight.doctor.hypothesis import (
     same,
 )
 from firstlight.doctor.motion import State
+from firstlight.doctor.target import Engine
 from firstlight.doctor.values_host import Generation, HttpProbe, Sockets
-from firstlight.doctor.values_process import Descriptors, InputOutput
+from firstlight.doctor.values_process import BlackBoxSeen, Descriptors, InputOutput
 from firstlight.doctor.view import View
 
 _PROXIES = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HTTPS_PROXY", "https_proxy")
@@ -142,7 +145,8 @@ def _green(view: View) -> Judgement | None:
     tried = [seen for seen in view.case.all(Generation) if not seen.value.has_token]
     healthy = [seen for seen in view.case.all(HttpProbe) if seen.value.status == 200]
     waits = bool(view.motion.serving.num_requests) and view.motion.serving.is_up
-    stands = waits and not any(item.what == "steps" for one in view.ranks for item in one.progress)
+    counted = any(view.case.pair(BlackBoxSeen, one.key) for one in view.ranks)
+    stands = waits and counted and not any(i.what == "steps" for one in view.ranks for i in one.progress)
     if view.motion.serving.is_generating or not (tried or stands):
         return None
     if not healthy and not view.motion.serving.is_up:
@@ -193,7 +197,12 @@ GREEN = Hypothesis(
 
 
 def _buffered(view: View) -> Judgement | None:
-    """Only for a server that moves while its log does not: a flat one cannot be explained by a buffer."""
+    """Only for a server that moves while its log does not: a flat one cannot be explained by a buffer.
+
+    Ours is left out, as the supervisor drains its pipes and its ranks mostly have nothing to say.
+    """
+    if view.case.target.engine is Engine.NATIVE:
+        return None
     for one in view.workers:
         seen, io = view.case.seen(Descriptors, one.key), view.case.pair(InputOutput, one.key)
         out = seen.value.inode_of(1) if seen else None
@@ -232,16 +241,22 @@ BUFFERED = Hypothesis(
 def _hidden(view: View) -> Judgement | None:
     refused = [seen for seen in view.case.failures() if seen.value.is_refused]
     subjects = {seen.subject for seen in refused}
-    hidden = [one for one in view.workers if one.key in subjects and one.state is State.UNCLEAR]
+    standing = (State.UNCLEAR, State.BLOCKED)
+    hidden = [one for one in view.workers if one.key in subjects and one.state in standing]
     if not hidden:
         return None
+    uids = Counter(process.uid for process in view.case.target.processes)
+    of = {process.key: process.uid for process in view.case.target.processes}
+    hidden.sort(key=lambda one: uids[of.get(one.key)])  # the odd one first
     ids = tuple(seen.id for seen in refused if seen.subject == hidden[0].key)[:4]
     names = ", ".join(describe.named(view, one.key) for one in hidden[:4])
     text = f"the kernel refuses us the files of {names}: they belong to another user"
     return Judgement(
         supports=(Clue(text=text, evidence=ids, weight=Weight.SOME),),
         subject=hidden[0].key,
-        summary=f"{names} cannot be seen from here: another user's.",
+        condition=Condition.STUCK if view.has_stopped_moving else None,
+        summary=f"{names} cannot be looked into from here: another user's"
+        f"{'; nothing of the server moves' if view.has_stopped_moving else ''}.",
     )
 
 
