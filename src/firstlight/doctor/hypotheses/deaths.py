@@ -51,7 +51,7 @@ def _stopped(view: View) -> Judgement | None:
             *(Clue(text=edge.why, evidence=edge.evidence) for edge in waiters[:3]),
         ),
         subject=one.key,
-        summary=f"{describe.named(view, one.key)} is stopped by {who}{describe.where(view, one.key)}.",
+        summary=f"{describe.named(view, one.key)} is stopped{describe.where(view, one.key)}: by {who}.",
         fills={"resume": f"gdb -p {tracer} must detach" if tracer else f"kill -CONT {view.pid(one.key)}"},
     )
 
