@@ -5,7 +5,16 @@ Read by `verdict` and by the handbook. Invariant: a cause is listed once.
 
 from __future__ import annotations
 
-from firstlight.doctor.hypotheses import collectives, compiling, deaths, limits, locks, reading, serving
+from firstlight.doctor.hypotheses import (
+    collectives,
+    compiling,
+    deaths,
+    limits,
+    locks,
+    pressure,
+    reading,
+    serving,
+)
 from firstlight.doctor.hypothesis import Hypothesis
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
@@ -13,6 +22,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *limits.HYPOTHESES,
     *locks.HYPOTHESES,
     *compiling.HYPOTHESES,
+    *pressure.HYPOTHESES,
     *reading.HYPOTHESES,
     *collectives.HYPOTHESES,
     *serving.HYPOTHESES,
