@@ -189,7 +189,7 @@ class _Judge:
 
     def _flat(self, key: str, use: ProcessorUse, quiet_s: float) -> tuple[State, tuple[str, ...]]:
         """Nothing useful moved: what its use of the processor makes of that."""
-        if use.busiest >= self.thresholds.blocked_cores and use.cores >= self.thresholds.spinning_cores:
+        if use.busiest >= self.thresholds.blocked_cores and use.wanted >= self.thresholds.spinning_cores:
             return self._busy(use, quiet_s)
         if self.serving.is_idle:
             return State.IDLE, (f"the server is up and nothing is asked of it ({use.cores:.2f} cores)",)

@@ -32,10 +32,15 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessorUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Cores used between the looks: of all threads, and of the busiest one."""
+    """Cores used between the looks: of all threads, and of the busiest one.
+
+    `wanted`: also counts time in the queue for a processor; on a crowded machine a loop that spins uses less
+    than it asks for.
+    """
 
     cores: float
     busiest: float
+    wanted: float
     evidence: tuple[str, ...]
 
 
@@ -52,12 +57,15 @@ def processor_use(case: Case, key: str) -> ProcessorUse | None:
         if whole is None or whole.second.value.is_gone:
             return None
         cores = max(0.0, whole.second.value.cpu_s - whole.first.value.cpu_s) / whole.seconds
-        return ProcessorUse(cores=cores, busiest=cores, evidence=whole.ids)
+        return ProcessorUse(cores=cores, busiest=cores, wanted=cores, evidence=whole.ids)
     before = {thread.tid: thread.cpu_s for thread in threads.first.value.threads}
     used = [max(0.0, thread.cpu_s - before.get(thread.tid, 0.0)) for thread in threads.second.value.threads]
+    queued = sum(thread.queued_s for thread in threads.second.value.threads if thread.tid in before)
+    queued -= sum(thread.queued_s for thread in threads.first.value.threads)
     return ProcessorUse(
         cores=sum(used) / threads.seconds,
         busiest=max(used, default=0.0) / threads.seconds,
+        wanted=(sum(used) + max(0.0, queued)) / threads.seconds,
         evidence=threads.ids,
     )
 

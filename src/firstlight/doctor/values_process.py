@@ -47,6 +47,7 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     wchan: str = ""
     syscall: str = ""  # "read", "running", or a number; empty: not told
     fd: int | None = None  # of a system call that waits on one descriptor
+    queued_s: float = 0.0  # ready to run, and waiting for a processor
 
 
 class Threads(msgspec.Struct, frozen=True, kw_only=True, tag="threads"):

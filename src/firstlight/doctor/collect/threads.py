@@ -81,15 +81,16 @@ _FIRST_ARGUMENT_IS_FD = frozenset(
 
 def _threads(procfs: ProcFs, process: TargetProcess) -> tuple[str, Value]:
     tids = procfs.tids(process.pid)
-    exact: dict[int, float] = {}
+    exact: dict[int, tuple[float, float]] = {}
     stats: dict[int, Stat] = {}
     for tid in tids[:MAX_THREADS]:
         with contextlib.suppress(OSError, ValueError, IndexError):  # a thread may end while we read
             stats[tid] = parse_stat(procfs.text(process.pid, "task", tid, "stat"))
-            exact[tid] = int(procfs.text(process.pid, "task", tid, "schedstat").split()[0]) / 1e9
-    is_exact = any(exact.values())  # kernels without the statistic write zeros
+            used, queued = procfs.text(process.pid, "task", tid, "schedstat").split()[:2]
+            exact[tid] = int(used) / 1e9, int(queued) / 1e9
+    is_exact = any(used for used, _ in exact.values())  # kernels without the statistic write zeros
     found = tuple(
-        _thread(procfs, process.pid, stat, exact.get(tid, stat.cpu_s) if is_exact else stat.cpu_s)
+        _thread(procfs, process.pid, stat, exact.get(tid) if is_exact else None)
         for tid, stat in stats.items()
     )
     sleeping = [thread for thread in found if thread.state in ("S", "D")]
@@ -102,8 +103,10 @@ def _threads(procfs: ProcFs, process: TargetProcess) -> tuple[str, Value]:
     return str(procfs.path(process.pid, "task")), value
 
 
-def _thread(procfs: ProcFs, pid: int, stat: Stat, cpu_s: float) -> ThreadState:
+def _thread(procfs: ProcFs, pid: int, stat: Stat, exact: tuple[float, float] | None) -> ThreadState:
+    """`exact`: processor time and time in the queue for a processor."""
     wchan, syscall, fd = "", "", None
+    cpu_s, queued_s = exact or (stat.cpu_s, 0.0)
     with contextlib.suppress(OSError):
         wchan = procfs.text(pid, "task", stat.pid, "wchan").strip()
     with contextlib.suppress(OSError, ValueError):
@@ -117,6 +120,7 @@ def _thread(procfs: ProcFs, pid: int, stat: Stat, cpu_s: float) -> ThreadState:
         wchan="" if wchan == "0" else wchan,
         syscall=syscall,
         fd=fd,
+        queued_s=queued_s,
     )
 
 

@@ -202,6 +202,8 @@ def _gil(view: View) -> Judgement | None:
             frame = thread.frames[0] if thread.frames else None
             place = f"{frame.function} ({frame.file}:{frame.line})" if frame else "code without Python frames"
             asleep = state is not None and state.state == "S"
+            if not asleep and one.state is State.UNCLEAR:
+                continue  # it runs Python, as it should
             text = f"thread {thread.tid} owns the GIL in both looks, in {place}"
             if asleep and state is not None:
                 text += f", and sleeps in {state.syscall or state.wchan or 'the kernel'}"
