@@ -4,7 +4,8 @@ Started by `children` before anything else, as a script of its own and with the 
 other end only the supervisor holds: the pipe ends when the supervisor does. Through it the supervisor names
 the processes it sees, as some overwrite the environment in which they carry the run's token. Standard library
 only. Invariant: it ends nothing but processes that carry the token, that were named to it by pid and start
-time, or that descend from those or share their session; and after five seconds it says what is left of them.
+time, that descend from those or share their session, or that are in the run's own control group; and after
+five seconds it says what is left of them.
 """
 
 from __future__ import annotations
@@ -70,9 +71,17 @@ def members(run_id: str, named: dict[int, int]) -> dict[int, Stat]:
         found |= more
 
 
-def end_all(run_id: str, named: dict[int, int], deadline_s: float = _DEADLINE_S) -> list[int]:
-    """Kill the processes of a run until none appears any more; those that are left."""
+def end_all(
+    run_id: str, named: dict[int, int], deadline_s: float = _DEADLINE_S, group: str = ""
+) -> list[int]:
+    """Kill the processes of a run until none appears any more; those that are left.
+
+    `group`: the control group of the run, if it has one, whose members all end at once.
+    """
     give_up_s = time.monotonic() + deadline_s
+    if group:
+        with contextlib.suppress(OSError), open(f"{group}/cgroup.kill", "w") as file:
+            file.write("1")
     while True:
         found = members(run_id, named)
         for pid, stat in found.items():
@@ -86,8 +95,8 @@ def end_all(run_id: str, named: dict[int, int], deadline_s: float = _DEADLINE_S)
 
 
 def main() -> int:
-    """`janitor.py FD RUN_ID PATH...`: at the end a path is removed, or a link replaced by its target."""
-    fd, run_id, paths = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    """`janitor.py FD RUN_ID GROUP PATH...`: in the end a path is removed, a link replaced by its target."""
+    fd, run_id, group, paths = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal sends them to all of us; the pipe is our order
     named: dict[int, int] = {}
@@ -97,7 +106,10 @@ def main() -> int:
         if DONE.strip() in lines:  # the supervisor has tidied up itself
             return 0
         named.update((int(line.split()[0]), int(line.split()[1])) for line in lines)
-    left = end_all(run_id, named)
+    left = end_all(run_id, named, group=group)
+    if group:
+        with contextlib.suppress(OSError):
+            os.rmdir(group)
     for path in paths:
         with contextlib.suppress(OSError):
             target = os.path.realpath(path) if os.path.islink(path) else None

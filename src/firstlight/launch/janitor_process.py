@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from firstlight.launch import janitor
+from firstlight.launch.own_group import join_group, make_group, remove_group
 
 
 class Janitor:
     """Holds the only writing end of the janitor's pipe."""
 
-    def __init__(self, process: subprocess.Popen[bytes], fd: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], fd: int, group: Path | None) -> None:
         self._process = process
         self._fd = fd
+        self._group = group
         self._named: set[tuple[int, int]] = set()
 
     def name(self, pid: int) -> None:
@@ -27,6 +29,8 @@ class Janitor:
         stat = janitor.read_stat(pid)
         if stat is not None and (pid, stat.start_ticks) not in self._named:
             self._named.add((pid, stat.start_ticks))
+            if self._group is not None:
+                join_group(self._group, pid)
             self._write(f"{pid} {stat.start_ticks}\n".encode())
 
     def dismiss(self) -> None:
@@ -38,6 +42,8 @@ class Janitor:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._group is not None:
+            remove_group(self._group)
 
     def _write(self, line: bytes) -> None:
         try:
@@ -49,8 +55,10 @@ class Janitor:
 def start_janitor(run_id: str, paths: Sequence[Path | str]) -> Janitor:
     """Start it for a run. `paths`: sockets to remove, and links whose target shall take their place."""
     read_fd, write_fd = os.pipe()
+    group = make_group(run_id)
     try:
-        command = [sys.executable, "-I", "-S", janitor.__file__, str(read_fd), run_id, *map(str, paths)]
+        script = [sys.executable, "-I", "-S", janitor.__file__]
+        command = [*script, str(read_fd), run_id, str(group or ""), *map(str, paths)]
         process = subprocess.Popen(
             command, pass_fds=(read_fd,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -60,4 +68,4 @@ def start_janitor(run_id: str, paths: Sequence[Path | str]) -> Janitor:
         raise
     finally:
         os.close(read_fd)
-    return Janitor(process, write_fd)
+    return Janitor(process, write_fd, group)
