@@ -20,6 +20,8 @@ VALUE_FLAGS = frozenset(
     {
         "api-key",
         "api-key-file",
+        "backend",
+        "backend-python",
         "chat-template",
         "collective-deadline",
         "config",
@@ -101,7 +103,8 @@ def understand(arguments: Sequence[str]) -> tuple[Address, tuple[str, ...]]:
 def _read_flags(arguments: Sequence[str]) -> dict[str, list[str]]:
     """Every flag's values. At most one argument is none: the model."""
     values: dict[str, list[str]] = {}
-    num_models, rest = 0, iter(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    num_models, rest = 0, iter(arguments[:end])  # what follows is for a foreign engine
     for argument in rest:
         name, has_value, value = argument.removeprefix("--").partition("=")
         if not argument.startswith("-"):
@@ -110,7 +113,10 @@ def _read_flags(arguments: Sequence[str]) -> dict[str, list[str]]:
             values.setdefault(name, []).append(value if has_value else next(rest, ""))
         elif argument not in {f"--{switch}" for switch in SWITCHES}:
             raise Doubt(argument)
-    if num_models > 1 or not all(value for texts in values.values() for value in texts):
+    is_native = values.get("backend", ["native"])[-1] == "native"
+    if num_models > 1 or (end < len(arguments) and is_native and "config" not in values):
+        raise Doubt
+    if not all(value for texts in values.values() for value in texts):
         raise Doubt
     return values
 

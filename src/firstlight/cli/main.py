@@ -18,7 +18,9 @@ from firstlight.cli.chat import chat
 from firstlight.cli.convert import convert
 from firstlight.cli.doctor import doctor
 from firstlight.cli.env import env
+from firstlight.cli.grammar import grammar
 from firstlight.cli.options import add_command
+from firstlight.cli.passed_on import PassesOn
 from firstlight.cli.ps import ps
 from firstlight.cli.run import RUN_SETTINGS, run
 from firstlight.cli.serve import serve
@@ -50,7 +52,7 @@ def _root(
     """Serve a large language model, and know at every second what it is doing."""
 
 
-add_command(app, serve, settings=ALL_SETTINGS)
+add_command(app, serve, settings=ALL_SETTINGS, kind_of_command=PassesOn)
 add_command(app, ps)
 add_command(app, stop)
 add_command(app, chat)
@@ -59,6 +61,7 @@ add_command(app, convert)
 add_command(app, env, settings=ENGINE_SETTINGS)
 add_command(app, blackbox)
 add_command(app, doctor)
+add_command(app, grammar)
 app.add_typer(bench_app, name="bench")
 
 

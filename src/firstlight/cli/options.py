@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from firstlight.base.errors import FirstlightError, RequestError, UsageError, is_text
 from firstlight.base.resolve import Given
@@ -35,6 +36,7 @@ def add_command(
     function: Callable[..., int | None],
     settings: Sequence[Setting] = (),
     name: str | None = None,
+    kind_of_command: type[TyperCommand] | None = None,
 ) -> None:
     """Make `function` a command of `app`; its docstring is the help text, its return value the exit code."""
     kind = next(iter(get_type_hints(function).values()))
@@ -63,6 +65,7 @@ def add_command(
     help_text, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
     app.command(
         name or function.__name__.replace("_", "-"),
+        cls=kind_of_command,
         help=help_text,
         epilog=_epilog(examples) if examples else None,
     )(command)

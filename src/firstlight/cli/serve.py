@@ -61,9 +61,13 @@ def serve(options: ServeOptions, flags: Given) -> int:
       firstlight serve model.gguf --port 9000
       firstlight serve org/name --tensor-parallel 2 --max-model-len 8192
       firstlight serve --config run.toml --api-key-file keys.txt
+      firstlight serve --backend vllm org/name -- --enforce-eager
     """
+    import msgspec
+
     from firstlight.base.resolve import read_toml, resolve
     from firstlight.cli.first_answer import early
+    from firstlight.cli.passed_on import listed_arguments, passed_on, require_no_rest
     from firstlight.facts.machine import inspect_machine
     from firstlight.launch.serve import Order, serve
 
@@ -72,8 +76,13 @@ def serve(options: ServeOptions, flags: Given) -> int:
     model = options.model or file.values.get("model")
     texts = options.api_key or listed_keys(file.values.get("api-key", []), file.origin)
     keys = gather_keys(texts, options.api_key_file or file.values.get("api-key-file"))
+    rest = (*listed_arguments(file.values.get("backend-args", []), file.origin), *passed_on())
+    resolved = resolve([flags, file], machine.num_usable_cores)
+    if resolved.launch.backend == "native":
+        require_no_rest(rest)
+    launch = msgspec.structs.replace(resolved.launch, backend_args=rest)
     order = Order(
-        resolved=resolve([flags, file], machine.num_usable_cores),
+        resolved=msgspec.structs.replace(resolved, launch=launch),
         model=model,
         api_keys=keys,
         cores=machine.physical_cores,

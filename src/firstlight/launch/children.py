@@ -12,19 +12,19 @@ import queue
 import selectors
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from firstlight.base import environment
-from firstlight.base.blackbox.store import boxes_of
 from firstlight.base.clock import Clock
 from firstlight.base.config import RunConfig
 from firstlight.base.failure import Failure, read_failure
-from firstlight.base.phases import READY, SERVING
 from firstlight.base.process import Child, start_child
 from firstlight.launch.api_link import ask_for_a_token
+from firstlight.launch.backends.native import NativeFollower
+from firstlight.launch.backends.protocol import Follower
 from firstlight.launch.commands import API, ChildSpec
 from firstlight.launch.control import Death, EngineReady, Event, Probed, Stage, StopAsked
 from firstlight.launch.janitor_process import Janitor
@@ -32,7 +32,6 @@ from firstlight.launch.logs import log_path, note_orphan
 from firstlight.launch.obituaries import Obituaries
 from firstlight.launch.orphans import adopt_orphans, reap_orphans
 from firstlight.launch.output import ChildOutput, OutputLine
-from firstlight.launch.progress import BoxFollower
 from firstlight.launch.public_side import PublicSide
 from firstlight.launch.watch import Watch
 
@@ -58,24 +57,23 @@ class Children:
         public: PublicSide,
         clock: Clock,
         janitor: Janitor | None = None,
-        start: Callable[[ChildSpec], Child] = start_from_spec,
+        follower: Follower | None = None,
     ) -> None:
         self._config = config
         self._specs = specs
         self._public = public
         self._clock = clock
         self._janitor = janitor
-        self._start = start
+        self._follower = follower or NativeFollower(config)
         self._running: dict[str, tuple[Child, ChildOutput]] = {}
         self._pidfds: dict[str, int] = {}
         self._happened: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._pids: dict[str, int] = {}
         self._obituaries = Obituaries(config.run_dir)
-        self._watch = Watch(config, self._pids, self._tell, clock)
+        self._watch = Watch(config, self._pids, self._tell, clock, self._follower)
 
     def __enter__(self) -> Self:
         self._selector = selectors.DefaultSelector()
-        self._follower = BoxFollower(boxes_of(Path(self._config.run_dir)))
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -132,6 +130,8 @@ class Children:
 
     def hand_over(self) -> None:
         """The api process takes the clients."""
+        self._follower.answered()
+        self._public.progress(self._follower.read(self._clock.now_s()), self._clock.now_s())
         self._public.hand_over(self._clock.now_s())
 
     def take_back(self, failure: Failure | None) -> None:
@@ -148,19 +148,21 @@ class Children:
         self._public.resume()
 
     def _launch(self, spec: ChildSpec) -> None:
-        child = self._start(spec)
+        child = start_from_spec(spec)
         if self._janitor is not None:
             self._janitor.name(child.pid)
         path = log_path(Path(self._config.run_dir), spec.name)
         output = ChildOutput(child.output_fd, path, lambda line: self._on_line(spec.name, line))
         self._running[spec.name] = child, output
         self._pids[spec.name] = child.pid
+        self._follower.started(spec.name, child.pid)
         self._public.started(spec.name, child.pid)
         with contextlib.suppress(OSError, AttributeError):  # not every system has them: then we look often
             fd = self._pidfds[spec.name] = os.pidfd_open(child.pid)
             self._selector.register(fd, selectors.EVENT_READ)
 
     def _on_line(self, name: str, line: OutputLine) -> None:
+        self._follower.output(name, line)
         self._public.output(name, line)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -180,8 +182,7 @@ class Children:
     def _progress(self, stage: Stage) -> list[Event]:
         lines = self._follower.read(self._clock.now_s())
         self._public.progress(lines, self._clock.now_s())
-        has_token = any(line.rank == 0 and line.phase in (READY, SERVING) for line in lines)
-        return [EngineReady()] if has_token and stage is Stage.STARTING else []
+        return [EngineReady()] if stage is Stage.STARTING and self._follower.can_answer(lines) else []
 
     def _deaths(self) -> list[Event]:
         events: list[Event] = []
@@ -192,7 +193,8 @@ class Children:
             output.join(_LAST_OUTPUT_S)
             self._forget(name)
             is_oom = self._obituaries.write(name, child.pid, cause)
-            failure = read_failure(self._config.run_dir, name)
+            self._follower.ended(name)
+            failure = read_failure(self._config.run_dir, name) or self._follower.last_words(name)
             now_s = self._clock.now_s()
             events.append(Death(name, now_s, cause, failure, output.last_lines, is_oom=is_oom))
         return events

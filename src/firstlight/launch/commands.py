@@ -67,7 +67,7 @@ def core_shares(cores: Sequence[int], ranks: int) -> list[frozenset[int] | None]
 
 def _rank_spec(config: RunConfig, rank: int, cores: frozenset[int] | None) -> ChildSpec:
     command = (*_python("firstlight.engine.rank"), "--run-dir", config.run_dir, "--rank", str(rank))
-    variables = {**operator_variables(config.engine.threads), **_token(config)}
+    variables = {**operator_variables(config.engine.threads), **run_token(config)}
     return ChildSpec(rank_name(rank), command, variables, rank=rank, cores=cores)
 
 
@@ -79,11 +79,19 @@ def operator_variables(threads: int) -> dict[str, str]:
 def _api_spec(config: RunConfig, listener_fd: int, control_fd: int) -> ChildSpec:
     descriptors = ("--fd", str(listener_fd), "--control-fd", str(control_fd))
     command = (*_python("firstlight.serve.api"), "--run-dir", config.run_dir, *descriptors)
-    variables = {**_threads(1), "TOKENIZERS_PARALLELISM": "false", **_token(config)}
+    variables = {**_threads(1), "TOKENIZERS_PARALLELISM": "false", **run_token(config)}
     return ChildSpec(API, command, variables, pass_fds=(listener_fd, control_fd))
 
 
-def _token(config: RunConfig) -> dict[str, str]:
+def relay_spec(config: RunConfig, listener_fd: int, control_fd: int) -> ChildSpec:
+    """The api process in front of a foreign engine."""
+    descriptors = ("--fd", str(listener_fd), "--control-fd", str(control_fd))
+    command = (*_python("firstlight.serve.relay"), "--run-dir", config.run_dir, *descriptors)
+    variables = {**_threads(1), **run_token(config)}
+    return ChildSpec(API, command, variables, pass_fds=(listener_fd, control_fd))
+
+
+def run_token(config: RunConfig) -> dict[str, str]:
     """By which the janitor knows what belongs to the run."""
     return {RUN_VARIABLE: run_id(config)}
 

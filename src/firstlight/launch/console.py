@@ -86,12 +86,17 @@ class Console:
             self._mentioned[line.name] = line
             self.say(self._describe(track, line.time_s))
 
-    def opening(self, config: RunConfig) -> None:
-        """The first lines: what is being started, and where it can be asked how far it is."""
+    def opening(self, config: RunConfig, runs_on: str = "") -> None:
+        """The first lines: what is being started, and where it can be asked how far it is.
+
+        `runs_on`: the foreign engine that runs the model.
+        """
         engine = config.engine
-        ranks = _counted(engine.tensor_parallel, "rank")
-        size = f"{ranks} of {_counted(engine.threads, 'thread')}"
-        self.say(f"firstlight {__version__}: {config.model.served_names[0]} on {engine.device}, {size}")
+        size = _counted(engine.tensor_parallel, "rank")
+        if not runs_on:
+            size += f" of {_counted(engine.threads, 'thread')}"
+        where = f"with {runs_on}" if runs_on else f"on {engine.device}"
+        self.say(f"firstlight {__version__}: {config.model.served_names[0]} {where}, {size}")
         self.say(f"listening on {config.server.uds or base_url(config.server)}; answers 503 until ready")
 
     def ready(self, config: RunConfig, now_s: float) -> None:

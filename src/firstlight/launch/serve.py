@@ -16,13 +16,14 @@ from firstlight.base import environment
 from firstlight.base.blackbox.store import FOLDER, box_path, keep_boxes, make_box_folder
 from firstlight.base.blackbox.writer import BlackBox, create_box
 from firstlight.base.clock import Clock, SystemClock
-from firstlight.base.config import EngineSection, RunConfig, ServerSection, write_config
+from firstlight.base.config import ModelSection, RunConfig, ServerSection, write_config
 from firstlight.base.errors import EngineError
 from firstlight.base.phases import SPAWN
-from firstlight.base.resolve import Resolved, located
-from firstlight.facts.sources import DEFAULT_NAME
+from firstlight.base.resolve import Resolved
+from firstlight.launch.backends.pick import pick_backend
+from firstlight.launch.backends.protocol import Backend, BoxSpec
 from firstlight.launch.children import Children
-from firstlight.launch.commands import ChildSpec, child_specs, run_id, title
+from firstlight.launch.commands import run_id, title
 from firstlight.launch.console import Console
 from firstlight.launch.control import LaunchState, OnStall
 from firstlight.launch.early import Early, open_early
@@ -74,10 +75,12 @@ def serve(
         looking = Picture(message="The model is not ready yet: its files are being looked for.")
         public.front.publish(looking)
         notifier.show(looking)
-        path = locate(order.model)
-        _require_servable(path, order.resolved.engine)
+        backend = pick_backend(order.resolved, order.cores)
+        model = backend.find_model(order.model, locate)
+        backend.require_servable(model)
         remove_ended_runs()
-        run = _Run(order, server, path, _Outside(public, console, notifier, clock))
+        started = _Started(order, server, model, backend)
+        run = _Run(started, _Outside(public, console, notifier, clock))
         limit = RestartLimit()
         while True:
             end, wants_restart = run.once()
@@ -108,11 +111,20 @@ class _Outside(NamedTuple):
     clock: Clock
 
 
+class _Started(NamedTuple):
+    """What a run is made from: the order with what was found out about it."""
+
+    order: Order
+    server: ServerSection
+    model: ModelSection
+    backend: Backend
+
+
 class _Run:
     """One start of the engine after the other, on one public socket."""
 
-    def __init__(self, order: Order, server: ServerSection, path: Path, outside: _Outside) -> None:
-        self._order, self._server, self._path = order, server, path
+    def __init__(self, started: _Started, outside: _Outside) -> None:
+        self._order, self._server, self._model, self._backend = started
         self._public, self._console, self._notifier, self._clock = outside
 
     def once(self) -> tuple[Verdict, bool]:
@@ -122,7 +134,7 @@ class _Run:
         try:
             make_box_folder(directory.path)
             config = self._write_run(directory.path)
-            self._console.opening(config)
+            self._console.opening(config, self._backend.describe())
             state = self._follow(config)
             end = verdict(state)
             has_failed = end.failure is not None and end.failure.exit_code in FAILURE_CODES
@@ -143,15 +155,16 @@ class _Run:
         paths = [run_dir / FOLDER] if (run_dir / FOLDER).is_symlink() else []
         janitor = start_janitor(run_id(config), [*paths, *([config.server.uds] if config.server.uds else [])])
         try:
-            specs = child_specs(config, listener.fileno(), side.link.child.fileno(), self._order.cores)
-            for spec in specs:
-                _make_box(config, spec)
+            plan = self._backend.plan(config, listener.fileno(), side.link.child.fileno())
+            for box in plan.boxes:
+                _make_box(config, box)
             initial = LaunchState(
-                running=tuple(spec.name for spec in specs),
+                running=tuple(spec.name for spec in plan.children),
                 drain_s=config.server.drain_s,
                 on_stall=OnStall(config.launch.on_stall),
             )
-            with Children(config, specs, side, self._clock, janitor) as children:
+            follower = self._backend.follow(config)
+            with Children(config, plan.children, side, self._clock, janitor, follower) as children:
                 return supervise(initial, children, self._clock)
         finally:
             side.close()
@@ -162,7 +175,7 @@ class _Run:
         resolved = self._order.resolved
         config = RunConfig(
             run_dir=str(run_dir),
-            model=located(resolved.model, self._order.model, self._path, DEFAULT_NAME),
+            model=self._model,
             engine=resolved.engine,
             server=self._server,
             launch=resolved.launch,
@@ -174,22 +187,13 @@ class _Run:
         return config
 
 
-def _make_box(config: RunConfig, spec: ChildSpec) -> None:
-    """A child's black box, with the phase in which it is before its first line."""
+def _make_box(config: RunConfig, spec: BoxSpec) -> None:
+    """A process's black box, with the phase in which it is before its first line."""
     path = box_path(Path(config.run_dir), spec.name)
-    role = "api" if spec.rank is None else "rank"
-    create_box(path, role=role, rank=spec.rank, run_id=run_id(config))
+    create_box(path, role=spec.role, rank=spec.rank, run_id=run_id(config))
     box = BlackBox(path)
     box.enter_phase(SPAWN)
     box.close()
-
-
-def _require_servable(path: Path, engine: EngineSection) -> None:
-    """Reads headers only: what cannot be served is said before any process is started for it."""
-    from firstlight.facts.checkpoint import open_checkpoint  # these bring numpy; the socket comes first
-    from firstlight.loading.fit import require_fit
-
-    require_fit(open_checkpoint(path), engine)
 
 
 def _say_end(end: Verdict, run_dir: Path, console: Console) -> None:

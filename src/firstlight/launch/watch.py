@@ -17,30 +17,33 @@ from firstlight.base.config import RunConfig
 from firstlight.doctor.collect.registry import QUICK
 from firstlight.doctor.collect.run import examine
 from firstlight.doctor.collect.scene import Scene
-from firstlight.doctor.discover import target_of_run
-from firstlight.doctor.motion import State, Thresholds, judge_motion
+from firstlight.doctor.motion import State, judge_motion
 from firstlight.doctor.waits import wait_graph
+from firstlight.launch.backends.protocol import Follower
 from firstlight.launch.commands import API
 from firstlight.launch.control import Event, Recovered, Stalled
-from firstlight.launch.pulse import Pulses, has_work, is_serving, longest_step_s, read_mark
+from firstlight.launch.pulse import Pulses, has_work, is_serving, read_mark
 from firstlight.launch.stall import is_proven, stalled
 
 _LOOK_S = 0.5
-_SPIN_STARTING_S = 60.0
-_SPIN_SERVING_S = 10.0
-_SPIN_FACTOR = 3.0  # times the expected duration
 
 
 class Watch:
     """Watches the processes `pids` of a run."""
 
     def __init__(
-        self, config: RunConfig, pids: Mapping[str, int], tell: Callable[[Event], None], clock: Clock
+        self,
+        config: RunConfig,
+        pids: Mapping[str, int],
+        tell: Callable[[Event], None],
+        clock: Clock,
+        follower: Follower,
     ) -> None:
         self._config = config
         self._pids = pids
         self._tell = tell
         self._clock = clock
+        self._follower = follower
         self._pulses = Pulses()
         self._verdict: Stalled | None = None
         self._end = threading.Event()
@@ -105,8 +108,8 @@ class Watch:
 
     def _examine(self, boxes: Mapping[str, Box], quiet_s: Mapping[str, float]) -> None:
         """Two looks of the doctor; then, unless it is proven, wait until the verdict is due."""
-        case = examine(Scene(target_of_run(self._config.run_dir)), QUICK)
-        motion = judge_motion(case, self._thresholds(boxes), dict(quiet_s))
+        case = examine(Scene(self._follower.target()), QUICK)
+        motion = judge_motion(case, self._follower.thresholds(boxes), dict(quiet_s))
         verdict = stalled(case, motion, wait_graph(case))
         if verdict is None or self._end.is_set():
             if motion.state in (State.MOVING, State.SLOW):
@@ -128,13 +131,3 @@ class Watch:
                 return True
             if self._end.wait(_LOOK_S):
                 return False
-
-    def _thresholds(self, boxes: Mapping[str, Box]) -> Thresholds:
-        expected_s = 0.0
-        path = boxes_of(Path(self._config.run_dir)).get("rank-0")
-        if path is not None and is_serving(boxes["rank-0"]):
-            expected_s = longest_step_s(read_box(path), self._config.engine.max_batched_tokens)
-        return Thresholds(
-            spin_after_s=_SPIN_STARTING_S,
-            spin_serving_after_s=max(_SPIN_SERVING_S, _SPIN_FACTOR * expected_s),
-        )

@@ -1,7 +1,7 @@
-"""The application: routes, their descriptions for /docs, and the layers around them.
+"""The application: routes and their descriptions for /docs.
 
-Made by `serve.api` and by tests through `make_app`. Invariant: the layers are, from outside in: access log,
-CORS, keys, readiness; so a refusal is logged, readable by browsers, and says nothing before the key was seen.
+Made by `serve.api` and by tests through `make_app`. Invariant: every route stands here, and what it takes and
+gives is described where it stands.
 """
 
 from __future__ import annotations
@@ -9,26 +9,21 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 import firstlight
-from firstlight.base.config import API_SOCKET
 from firstlight.base.errors import RequestError
 from firstlight.serve import docs_page, errors, handlers_info, handlers_tokens, replies
-from firstlight.serve.access import AccessLog
-from firstlight.serve.auth import KeyCheck
 from firstlight.serve.body import read_json
 from firstlight.serve.exchange import Exchange
-from firstlight.serve.gate import Gate
 from firstlight.serve.handlers_chat import ChatAnswer
 from firstlight.serve.handlers_completions import CompletionAnswer
+from firstlight.serve.layers import with_layers
 from firstlight.serve.openapi import describe, gives, takes
 from firstlight.serve.protocol import (
     ChatRequest,
@@ -51,36 +46,7 @@ def make_app(server: Server, api_keys: Sequence[str] = ()) -> ASGIApp:
     _add_generation(app, server)
     _add_tokens(app, server)
     _add_information(app, server)
-    gated: ASGIApp = Gate(app, server.client)
-    layered = gated
-    if api_keys:
-        layered = KeyCheck(layered, api_keys)
-    origins = server.config.server.cors_origins
-    if origins:
-        layered = CORSMiddleware(
-            layered,
-            allow_origins=origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
-        )
-    private = str(Path(server.config.run_dir) / API_SOCKET)
-    return PrivateDoor(private, gated, AccessLog(layered, server.metrics))
-
-
-class PrivateDoor:
-    """The supervisor's way in: its socket lies in the private run directory, so it needs no key, and what it
-    asks is no client's request."""
-
-    def __init__(self, path: str, inside: ASGIApp, outside: ASGIApp) -> None:
-        self._path = path
-        self._inside = inside
-        self._outside = outside
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server = scope.get("server")
-        is_private = server is not None and server[0] == self._path
-        await (self._inside if is_private else self._outside)(scope, receive, send)
+    return with_layers(app, server.config, server.client, server.metrics, api_keys)
 
 
 def _add_generation(app: FastAPI, server: Server) -> None:

@@ -8,23 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any, Protocol
 
 from firstlight.engine.messages import Failed
 from firstlight.serve.http_server import HttpServer
 from firstlight.serve.orders import Accept, Order, Refuse, Resume, decode_order
-from firstlight.serve.server import Server
+
+
+class Refusing(Protocol):
+    """Who takes requests, or not."""
+
+    def refuse(self, failure: Failed) -> None: ...
+
+    def resume(self) -> None: ...
 
 
 class ControlLink:
-    """Reads orders from `control`, which it owns; hands `listener` to `http` when it is told to."""
+    """Reads orders from `control`, which it owns; hands `listener` to `http` when it is told to.
+
+    `startup`: what /startup shows, filled in with the order to accept.
+    """
 
     def __init__(
-        self, control: socket.socket, listener: socket.socket, http: HttpServer, server: Server
+        self,
+        control: socket.socket,
+        listener: socket.socket,
+        http: HttpServer,
+        client: Refusing,
+        startup: dict[str, Any],
     ) -> None:
         self._control = control
         self._listener = listener
         self._http = http
-        self._server = server
+        self._client = client
+        self._startup = startup
         self._rest = b""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -58,10 +75,10 @@ class ControlLink:
     def _obey(self, order: Order) -> None:
         match order:
             case Accept(startup=startup):
-                self._server.startup.update(startup)
+                self._startup.update(startup)
                 task = asyncio.get_running_loop().create_task(self._http.accept(self._listener.dup()))
                 self._tasks.add(task)
             case Refuse(message=message, hint=hint):
-                self._server.client.refuse(Failed(message, hint, 6))
+                self._client.refuse(Failed(message, hint, 6))
             case Resume():
-                self._server.client.resume()
+                self._client.resume()

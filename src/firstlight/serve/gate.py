@@ -6,18 +6,29 @@ ready, and a 503 closes its connection, so that no client stays with a server th
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from firstlight.serve.client import EngineClient
+from firstlight.base.errors import RequestError
 from firstlight.serve.errors import error_response
 
 OPEN_PATHS = frozenset({"/health/live", "/metrics", "/docs", "/openapi.json"})
 
 
+class Serving(Protocol):
+    """Whether the engine takes requests, and if not, why."""
+
+    @property
+    def is_serving(self) -> bool: ...
+
+    def unavailable(self) -> RequestError: ...
+
+
 class Gate:
     """Answers 503 until the engine is ready, after it failed, and while the server stops."""
 
-    def __init__(self, app: ASGIApp, client: EngineClient) -> None:
+    def __init__(self, app: ASGIApp, client: Serving) -> None:
         self._app = app
         self._client = client
 

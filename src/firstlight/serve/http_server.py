@@ -16,24 +16,38 @@ import ssl
 import threading
 from collections.abc import Iterator
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 
 from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.recorder import NoBox, Recorder
 from firstlight.base.phases import DRAIN, SERVING, PhaseReporter
-from firstlight.serve.client import EngineClient
 
 CLOSE_MARGIN_S = 2.0  # after the engine's deadline, for the last bytes to clients
 DRAIN_LOOK_S = 0.02
 
 
+class OpenWork(Protocol):
+    """The engine as far as the HTTP side must know it: what is open there, and its beginning and end."""
+
+    @property
+    def num_open(self) -> int: ...
+
+    def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def drain(self, deadline_s: float) -> None: ...
+
+
 class HttpServer(uvicorn.Server):
-    """The api process's HTTP side."""
+    """The api process's HTTP side. `serving_unit`: what the odometer counts while it serves."""
+
+    serving_unit = "ticks"
 
     def __init__(
-        self, config: uvicorn.Config, client: EngineClient, drain_s: float, recorder: Recorder | None = None
+        self, config: uvicorn.Config, client: OpenWork, drain_s: float, recorder: Recorder | None = None
     ) -> None:
         super().__init__(config)
         self._client = client
@@ -112,7 +126,7 @@ class HttpServer(uvicorn.Server):
         self._public = listener.dup()  # the event loop closes the one it is given
         server = await loop.create_server(protocol, sock=listener, ssl=self._tls, backlog=self.config.backlog)
         self.servers.append(server)
-        self._report(SERVING, unit="ticks")
+        self._report(SERVING, unit=self.serving_unit)
 
     async def _run(self, sockets: list[socket.socket]) -> None:
         self._client.start()

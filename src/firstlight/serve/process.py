@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from firstlight.base.blackbox.recorder import Recorder
 from firstlight.base.blackbox.writer import BlackBox
@@ -46,12 +47,13 @@ def run_api(config: RunConfig, listener_fd: int, control_fd: int, box: BlackBox)
     report(READY, detail="waiting for the engine")
     # What was made until now lives as long as the process; the collector need not walk it between tokens.
     gc.freeze()
-    with asyncio.Runner(loop_factory=_event_loop) as runner:
+    with asyncio.Runner(loop_factory=event_loop) as runner:
         runner.run(_serve(server, http, listener_fd, control_fd))
 
 
 async def _serve(server: Server, http: HttpServer, listener_fd: int, control_fd: int) -> None:
-    link = ControlLink(socket.socket(fileno=control_fd), socket.socket(fileno=listener_fd), http, server)
+    control, listener = socket.socket(fileno=control_fd), socket.socket(fileno=listener_fd)
+    link = ControlLink(control, listener, http, server.client, server.startup)
     link.start()
     try:
         await http.run_private(str(Path(server.config.run_dir) / API_SOCKET))
@@ -65,9 +67,16 @@ def make_http(server: Server, api_keys: Sequence[str] = (), recorder: Recorder |
     Raises `UsageError` for TLS files that do not fit.
     """
     limits = server.config.server
+    return HttpServer(
+        http_settings(make_app(server, api_keys), limits), server.client, limits.drain_s, recorder
+    )
+
+
+def http_settings(app: ASGIApp, limits: ServerSection) -> uvicorn.Config:
+    """uvicorn's settings for an application. Raises `UsageError` for TLS files that do not fit."""
     check_tls(limits)
-    settings = uvicorn.Config(
-        make_app(server, api_keys),
+    return uvicorn.Config(
+        app,
         http=Http1Protocol,
         ws="none",
         lifespan="off",
@@ -79,7 +88,6 @@ def make_http(server: Server, api_keys: Sequence[str] = (), recorder: Recorder |
         ssl_certfile=limits.tls_cert,
         ssl_keyfile=limits.tls_key,
     )
-    return HttpServer(settings, server.client, limits.drain_s, recorder)
 
 
 def check_tls(limits: ServerSection) -> None:
@@ -123,7 +131,8 @@ def read_api_keys(run_dir: Path) -> tuple[str, ...]:
     return tuple(key for line in path.read_text(encoding="utf-8").splitlines() if (key := line.strip()))
 
 
-def _event_loop() -> asyncio.AbstractEventLoop:
+def event_loop() -> asyncio.AbstractEventLoop:
+    """The fastest event loop that there is here."""
     # Imported here: uvloop exists only where pyproject.toml asks for it.
     if sys.platform == "win32":
         return asyncio.new_event_loop()

@@ -98,11 +98,12 @@ class BlackBox:
         self._num_phases = self._count_phases()
         self._num_rings = 0
 
-    def claim(self) -> None:
-        """Say that this process writes from now on."""
-        stat = read_proc_stat(os.getpid())
+    def claim(self, pid: int | None = None) -> None:
+        """Say whose box it is from now on: this process's, or that of one that knows nothing of boxes."""
+        pid = os.getpid() if pid is None else pid
+        stat = read_proc_stat(pid)
         self._words[Header.START_TICKS] = stat.start_ticks if stat is not None else 0
-        self._words[Header.PID] = os.getpid()
+        self._words[Header.PID] = pid
 
     def name(self, text: str) -> int:
         """The number of a text, which is written down when it is new. 0 when no room is left."""
