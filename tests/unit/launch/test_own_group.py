@@ -65,7 +65,8 @@ def test_a_process_that_cannot_be_moved_stays(tmp_path: Path) -> None:
 def test_all_of_a_real_group_ends_at_one_word(tmp_path: Path) -> None:
     """In a hierarchy mounted for the test; where we may not mount, in the one that is there, if it lets us."""
     run = f"exec {sys.executable} -c '{REAL}'"
-    mounted = f"mkdir {tmp_path}/cg && mount -t cgroup2 none {tmp_path}/cg || exit 4; {run}"
+    place = tmp_path / "cg"
+    mounted = f"mkdir {place} && mount -t cgroup2 none {place} || exit 4; {run}"
     done = subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, text=True, timeout=60)
     if done.returncode in (1, 4):
         done = subprocess.run(["sh", "-c", run], capture_output=True, text=True, timeout=60)
