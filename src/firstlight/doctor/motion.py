@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from firstlight.doctor.budget import piece_of
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.progress import ProcessorUse, Progress, heart_beats, processor_use, progress_of
 from firstlight.doctor.serving import Serving, serving_of
@@ -43,7 +44,10 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
 
     blocked_cores: float = 0.01  # of the busiest thread
     spinning_cores: float = 0.5
-    spin_after_s: float = 60.0  # three times what a step of a start-up phase is expected to take
+    spin_after_s: float = 60.0  # of a start-up phase of which nothing tells how long a piece of it takes
+    spin_factor: float = 3.0  # times what the next piece should take, where that is known
+    spin_least_s: float = 10.0
+    spin_most_s: float = 600.0
     spin_serving_after_s: float = 5.0
     slow_bytes_per_s: float = 20e6  # of weights, from any disk worth the name
     slow_share: float = 0.25  # of the phase's own average rate
@@ -190,7 +194,7 @@ class _Judge:
     def _flat(self, key: str, use: ProcessorUse, quiet_s: float) -> tuple[State, tuple[str, ...]]:
         """Nothing useful moved: what its use of the processor makes of that."""
         if use.busiest >= self.thresholds.blocked_cores and use.wanted >= self.thresholds.spinning_cores:
-            return self._busy(use, quiet_s)
+            return self._busy(key, use, quiet_s)
         if self.serving.is_idle:
             return State.IDLE, (f"the server is up and nothing is asked of it ({use.cores:.2f} cores)",)
         if use.busiest < self.thresholds.blocked_cores:
@@ -200,12 +204,21 @@ class _Judge:
             return State.BLOCKED, (reason,)
         return State.UNCLEAR, (f"nothing useful moved, and it used {use.cores:.2f} cores",)
 
-    def _busy(self, use: ProcessorUse, quiet_s: float) -> tuple[State, tuple[str, ...]]:
-        limit_s = self.thresholds.spin_serving_after_s if self.serving.is_up else self.thresholds.spin_after_s
+    def _busy(self, key: str, use: ProcessorUse, quiet_s: float) -> tuple[State, tuple[str, ...]]:
+        limit_s = self.thresholds.spin_serving_after_s
+        if not self.serving.is_up:
+            limit_s = self._spin_limit_s(key, quiet_s)
         text = f"it uses {use.cores:.2f} cores, and nothing useful has moved for {quiet_s:.0f} s"
         if quiet_s >= limit_s:
             return State.SPINNING, (text,)
         return State.MOVING, (f"{text}, which is too short to call it spinning (limit {limit_s:.0f} s)",)
+
+    def _spin_limit_s(self, key: str, quiet_s: float) -> float:
+        """For how long a start-up phase may be busy without a piece done."""
+        bounds, expected_s = self.thresholds, piece_of(self.case, key, quiet_s)
+        if expected_s is None:
+            return bounds.spin_after_s
+        return min(bounds.spin_most_s, max(bounds.spin_least_s, bounds.spin_factor * expected_s))
 
     def _is_slow(self, key: str, item: Progress) -> bool:
         """Pages through a mapping and compilers are slow by nature; bytes and units by their rate."""

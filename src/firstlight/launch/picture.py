@@ -99,6 +99,8 @@ def _values(track: PhaseTrack) -> dict[str, Any]:
         values["per_s"] = round(pace.per_s, 3)
     if pace.remaining_s is not None:
         values["eta_s"] = round(pace.remaining_s, 1)
+    if track.budget_s is not None:
+        values["budget_s"] = round(track.budget_s, 1)
     if last.detail:
         values["detail"] = last.detail
     return values

@@ -85,16 +85,29 @@ class PhaseTrack(msgspec.Struct, frozen=True):
 
     last: ProgressLine
     earlier: tuple[ProgressLine, ...] = ()
+    moved_s: float | None = None  # when it was last seen to advance
 
     def followed_by(self, line: ProgressLine) -> PhaseTrack:
         """This track with a newer line of the same phase."""
         recent = [one for one in (*self.earlier, self.last) if one.time_s >= line.time_s - _WINDOW_S]
-        return PhaseTrack(line, tuple(recent[-64:]))
+        return PhaseTrack(
+            line, tuple(recent[-64:]), line.time_s if line.done > self.last.done else self.moved_s
+        )
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the phase was entered."""
         return self.last.time_s - self.last.start_s
+
+    @property
+    def budget_s(self) -> float | None:
+        """What the whole phase should take by the pace so far. Time since it last advanced does not count:
+        a slow disk lengthens the budget, and a stuck process does not. None: not known.
+        """
+        done, moved_s = self.last.done, self.moved_s or self.last.time_s
+        if not done or not self.last.total or moved_s <= self.last.start_s:
+            return None
+        return (moved_s - self.last.start_s) * self.last.total / done
 
     @property
     def pace(self) -> Pace:

@@ -64,3 +64,15 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
 def test_without_a_total_there_is_a_rate_but_no_end() -> None:
     pace = PhaseTrack(line(2.0, 4)).pace
     assert (pace.per_s, pace.remaining_s) == (4.0, None)
+
+
+def test_the_budget_grows_with_a_slow_disk_and_not_with_a_stuck_process() -> None:
+    track = PhaseTrack(line(1.0, 0, 10)).followed_by(line(3.0, 5, 10))
+    budget_s = track.budget_s
+    assert budget_s is not None
+    stuck = track.followed_by(line(60.0, 5, 10))
+    assert stuck.budget_s == budget_s
+    slow = stuck.followed_by(line(61.0, 6, 10))
+    assert slow.budget_s is not None
+    assert slow.budget_s > 10 * budget_s
+    assert PhaseTrack(line(1.0, 0, 10)).budget_s is None
