@@ -8,85 +8,20 @@ cannot decide is `UNCLEAR`.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Mapping
-
-import msgspec
 
 from firstlight.doctor.budget import piece_of
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.progress import ProcessorUse, Progress, heart_beats, processor_use, progress_of
 from firstlight.doctor.serving import Serving, serving_of
 from firstlight.doctor.standing import build_wait, disk_wait, full_pipe_writers, polls
+from firstlight.doctor.states import ProcessMotion, ServerMotion, State, Thresholds
 from firstlight.doctor.target import Role
 from firstlight.doctor.values_process import BlackBoxSeen, LogTail, ProcessState
 
+__all__ = ["ProcessMotion", "ServerMotion", "State", "Thresholds", "judge_motion"]
 _WATCHERS = (Role.SUPERVISOR, Role.JANITOR)
-
-
-class State(enum.Enum):
-    """What a process, or the server, is doing."""
-
-    MOVING = "moving"
-    SLOW = "slow"  # useful progress, but less than expected
-    BLOCKED = "blocked"  # none, and every thread sleeps
-    SPINNING = "spinning"  # none, though a core is busy, and for too long
-    STOPPED = "stopped"  # SIGSTOP, or held by a debugger
-    ZOMBIE = "zombie"
-    DEAD = "dead"
-    IDLE = "idle"  # serving, and nothing to do: healthy
-    UNCLEAR = "unclear"
-
-
-class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds between the states."""
-
-    blocked_cores: float = 0.01  # of the busiest thread
-    spinning_cores: float = 0.5
-    spin_after_s: float = 60.0  # of a start-up phase of which nothing tells how long a piece of it takes
-    spin_factor: float = 3.0  # times what the next piece should take, where that is known
-    spin_least_s: float = 10.0
-    spin_most_s: float = 600.0
-    spin_serving_after_s: float = 5.0
-    slow_bytes_per_s: float = 20e6  # of weights, from any disk worth the name
-    slow_share: float = 0.25  # of the phase's own average rate
-    polling_cores: float = 0.1  # a loop that looks for something every few milliseconds
-    disk_wait_s: float = 30.0  # the longest a disk or a network file system may take for one read
-
-
-class ProcessMotion(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. `quiet_s`: for how long nothing is known to have moved, if nothing moved."""
-
-    key: str
-    role: Role | None
-    rank: int | None
-    state: State
-    reasons: tuple[str, ...]
-    evidence: tuple[str, ...]
-    progress: tuple[Progress, ...] = ()
-    cores: float | None = None
-    quiet_s: float = 0.0
-
-
-class ServerMotion(msgspec.Struct, frozen=True, kw_only=True):
-    """The server. `living_ranks` counts ranks that are neither dead nor zombies."""
-
-    state: State
-    reasons: tuple[str, ...]
-    processes: tuple[ProcessMotion, ...]
-    serving: Serving
-    living_ranks: int
-    expected_ranks: int | None
-    evidence: tuple[str, ...] = ()
-
-    def of(self, key: str) -> ProcessMotion | None:
-        """The motion of one process."""
-        return next((motion for motion in self.processes if motion.key == key), None)
-
-    def with_state(self, *states: State) -> tuple[ProcessMotion, ...]:
-        """The processes in one of these states."""
-        return tuple(motion for motion in self.processes if motion.state in states)
 
 
 def judge_motion(
@@ -261,7 +196,9 @@ def _server(case: Case, motions: tuple[ProcessMotion, ...], serving: Serving) ->
     if not serving.is_up and all(motion.role in _WATCHERS for motion in core):
         core = []  # nobody is there yet who could serve: that they only watch says nothing
     living = sum(m.role is Role.RANK and m.state not in (State.DEAD, State.ZOMBIE) for m in motions)
-    state, deciding = _overall(vital, core)
+    # While it starts, anybody may be what the others wait for; later, requests keep the api process moving.
+    movers = vital if not serving.is_up and any(motion.progress for motion in vital) else core
+    state, deciding = _overall(vital, core, movers)
     reasons = [f"{motion.key}: {reason}" for motion in deciding for reason in motion.reasons]
     if not motions:
         reasons.append("no process of the server was found")
@@ -279,16 +216,17 @@ def _server(case: Case, motions: tuple[ProcessMotion, ...], serving: Serving) ->
     )
 
 
-def _overall(vital: list[ProcessMotion], core: list[ProcessMotion]) -> tuple[State, list[ProcessMotion]]:
-    """The server's state, and the processes that decide it."""
+def _overall(
+    vital: list[ProcessMotion], core: list[ProcessMotion], movers: list[ProcessMotion]
+) -> tuple[State, list[ProcessMotion]]:
+    """The server's state, and the processes that decide it. `movers`: whose progress counts."""
     if not vital:
         return State.DEAD, []
     for state in _FATAL:
         if found := [motion for motion in vital if motion.state is state]:
             return state, found
-    everyone = vital if any(motion.progress for motion in vital) else core
     for state in (State.MOVING, State.SLOW, State.SPINNING):
-        if found := [motion for motion in everyone if motion.state is state]:
+        if found := [motion for motion in movers if motion.state is state]:
             return state, found
     states = {motion.state for motion in core}
     if core and states <= {State.IDLE}:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from firstlight.doctor.evidence import Case
-from firstlight.doctor.target import RUN
+from firstlight.doctor.target import RUN, Engine, Role
 from firstlight.doctor.values_host import Compilers
 from firstlight.doctor.values_process import BlackBoxSeen, InputOutput, ProcessState, Threads
 
@@ -46,7 +46,19 @@ class ProcessorUse(msgspec.Struct, frozen=True, kw_only=True):
 
 def progress_of(case: Case, key: str) -> tuple[Progress, ...]:
     """All useful progress of one process; empty when nothing moved, or when there was one look only."""
-    return (*_of_box(case, key), *_of_reads(case, key), *_of_faults(case, key), *_of_compilers(case, key))
+    read = (*_of_reads(case, key), *_of_faults(case, key)) if _reads_for_a_start(case, key) else ()
+    return (*_of_box(case, key), *read, *_of_compilers(case, key))
+
+
+def _reads_for_a_start(case: Case, key: str) -> bool:
+    """Whether what a process reads brings the start on: a supervisor that looks into /proc, or an api process
+    that is asked for its health, reads all the time. Before there are ranks, it may be a download.
+    """
+    process = case.target.process(key)
+    if process is None or process.role not in (Role.SUPERVISOR, Role.JANITOR, Role.API):
+        return True
+    is_ours = case.target.engine is Engine.NATIVE or process.role is not Role.API
+    return not (is_ours and case.target.ranks)
 
 
 def processor_use(case: Case, key: str) -> ProcessorUse | None:
