@@ -9,6 +9,7 @@ import re
 
 from firstlight.doctor import describe
 from firstlight.doctor.evidence import Seen
+from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import (
     Card,
     Clue,
@@ -29,7 +30,11 @@ from firstlight.doctor.view import View
 
 _DEAD = (State.DEAD, State.ZOMBIE)
 _MEMORY_WORDS = (
-    r"MemoryError|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator: can't allocate memory"
+    r"MemoryError",
+    r"Cannot allocate memory",
+    r"can't allocate memory",
+    r"std::bad_alloc",
+    r"failed to map segment from shared object",
 )
 _KILL = 9
 _OOM_LINE = re.compile(r"Killed process (\d+)")
@@ -181,19 +186,12 @@ OOM = Hypothesis(
 
 
 def _memory(view: View) -> Judgement | None:
-    for seen in view.case.all(ExitRecord):
-        text = seen.value.message
-        if "MemoryError" in text or "allocate memory" in text or "bad_alloc" in text:
-            clue = Clue(text=f"last words: {text[:200]}", evidence=(seen.id,), weight=Weight.PROOF)
-            name = describe.title(seen.value.name)
-            return Judgement(
-                supports=(clue,), subject=seen.subject, summary=f"{name} was refused memory and ended."
-            )
-    line = view.find_line(_MEMORY_WORDS)
-    if line is None:
+    found = stated(view, *_MEMORY_WORDS)
+    if found is None:
         return None
-    clue = Clue(text=line.text[:200], evidence=(line.evidence,), weight=Weight.STRONG)
-    return Judgement(supports=(clue,), subject=None if line.subject == "run" else line.subject)
+    clue, subject = found
+    name = describe.title(subject) if subject else "a process"
+    return Judgement(supports=(clue,), subject=subject, summary=f"{name} was refused memory and ended.")
 
 
 MEMORY_LIMIT = Hypothesis(

@@ -74,8 +74,9 @@ def _shm(view: View) -> Judgement | None:
         view,
         r"No space left on device.*(shm|/dev)",
         r"shared memory segment",
-        r"/dev/shm",
+        r"unable to .*shared memory",
         r"insufficient shared memory",
+        r"/dev/shm.*(No space|too small)",
     )
     full = next(
         (s for s in spaces if s.value.total_bytes < _SMALL_SHM_BYTES or s.value.free_bytes < 1 << 20), None
