@@ -67,7 +67,7 @@ def killed_for_memory() -> Case:
 
 
 def killed_for_memory_by_the_kernels_log() -> Case:
-    line = "Memory cgroup out of memory: Killed process 11 (python) total-vm:1kB"
+    line = "[950.000] Memory cgroup out of memory: Killed process 11 (python) total-vm:1kB"
     return two_ranks(
         asleep("rank-0", 10),
         both("rank-1", ProcessState(state="Z", num_threads=1)),

@@ -30,7 +30,7 @@ class Obituaries:
     def write(self, name: str, pid: int, cause: ExitCause) -> bool | None:
         """Write down the end of a child; whether it was for want of memory, None if that is not known."""
         was_ours = self._told.get(name) == signal.SIGKILL == cause.signal
-        judgement = Judgement(False, "we killed it") if was_ours else self._oom.judge(cause)
+        judgement = Judgement(False, "we killed it") if was_ours else self._oom.judge(cause, pid)
         note = ExitNote(
             name=name,
             pid=pid,

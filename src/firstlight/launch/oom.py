@@ -7,12 +7,14 @@ that no other child has used up, no only if a counter that covers the child did 
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import msgspec
 
 from firstlight.base.process import ExitCause
 from firstlight.doctor.collect.cgroup import folders
+from firstlight.doctor.collect.kernel_log import killed_for_memory
 
 _FILES = {1: "memory.oom_control", 2: "memory.events"}
 
@@ -56,11 +58,16 @@ class OomWatch:
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc, self._cgroups = proc, cgroups
         self._before = read_counters(proc, cgroups)
+        self._since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - 1
         self._used_up = 0
 
-    def judge(self, cause: ExitCause) -> Judgement:
+    def judge(self, cause: ExitCause, pid: int) -> Judgement:
         """Of a child that has just ended, and that we did not kill."""
         judgement = judge(cause, self._before, read_counters(self._proc, self._cgroups), self._used_up)
+        # Counters may be of another group than the child's; the kernel's log names the process, to root.
+        word = killed_for_memory(pid, self._since_s) if cause.signal == signal.SIGKILL else None
+        if word is not None:
+            judgement = Judgement(True, f"the kernel's log: {word[:200]}")
         self._used_up += judgement.is_oom is True
         return judgement
 

@@ -114,7 +114,7 @@ def test_lines_of_the_kernel_that_matter(tmp_path: Path) -> None:
     )
     tree(tmp_path, {"kmsg": records})
     found = the(examine(Scene(target(), devices=tmp_path), [KERNEL_LOG]), KernelLog, HOST)
-    assert [line.split(":")[0] for line in found.lines] == ["NVRM", "oom-kill"]
+    assert [line.split(":")[0] for line in found.lines] == ["[0.000] NVRM", "[0.000] oom-kill"]
 
 
 def test_the_real_kernel_log_ends_or_is_refused() -> None:

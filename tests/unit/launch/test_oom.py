@@ -9,6 +9,7 @@ import pytest
 
 from firstlight.base.exit_notes import read_exit_notes
 from firstlight.base.process import ExitCause
+from firstlight.doctor.collect.kernel_log import killed_for_memory
 from firstlight.launch.obituaries import Obituaries
 from firstlight.launch.oom import OomCounters, OomWatch, judge, read_counters
 
@@ -96,3 +97,15 @@ def test_half_a_note_is_none(tmp_path: Path) -> None:
 
 def test_a_run_directory_that_is_gone_is_no_reason_to_fail(tmp_path: Path) -> None:
     assert Obituaries(str(tmp_path / "gone")).write("api", 1, ExitCause(0)) is False
+
+
+def test_the_kernels_log_names_the_process(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text(
+        "6,1,5000000,-;Memory cgroup out of memory: Killed process 70 (python) total-vm:1kB\n"
+        "6,2,9000000,-;Out of memory: Killed process 71 (python) total-vm:1kB\n"
+    )
+    assert killed_for_memory(70, 6.0, log) is None  # of an earlier process with this number
+    assert "Killed process 71" in (killed_for_memory(71, 6.0, log) or "")
+    assert killed_for_memory(7, 0.0, log) is None
+    assert killed_for_memory(71, 0.0, tmp_path / "absent") is None

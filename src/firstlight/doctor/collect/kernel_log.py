@@ -6,9 +6,11 @@ read without waiting and nothing is taken out of it: every reader of /dev/kmsg h
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from firstlight.doctor.collect.scene import Collector, Scene
 from firstlight.doctor.evidence import Observation
@@ -51,9 +53,33 @@ def _records(path: str) -> Iterator[str]:
         os.close(handle)
 
 
+def killed_for_memory(pid: int, since_s: float, path: Path = Path("/dev/kmsg")) -> str | None:
+    """The kernel's line on a process that it killed for want of memory; None if there is none, or no right.
+
+    `since_s`: not earlier than this, in seconds since boot, as numbers of processes come back.
+    """
+    wanted = re.compile(rf"\bKilled process {pid} ")
+    try:
+        for record in _records(str(path)):
+            line = _words(record)
+            if wanted.search(line) and (_seconds(record) or math.inf) >= since_s:
+                return line
+    except OSError:
+        return None
+    return None
+
+
 def _words(record: str) -> str:
-    """ "6,1234,5678,-;NVRM: Xid …" without the numbers before it."""
-    return record.partition(";")[2] or record
+    """ "6,1234,5678000,-;NVRM: Xid …" as "[5.678] NVRM: Xid …"."""
+    seconds = _seconds(record)
+    words = record.partition(";")[2] or record
+    return words if seconds is None else f"[{seconds:.3f}] {words}"
+
+
+def _seconds(record: str) -> float | None:
+    """Since boot."""
+    fields = record.partition(";")[0].split(",")
+    return int(fields[2]) / 1e6 if len(fields) > 2 and fields[2].isdigit() else None
 
 
 KERNEL_LOG = Collector("kernel-log", collect_kernel_log, deadline_s=3.0, is_dynamic=False)

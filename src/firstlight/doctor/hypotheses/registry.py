@@ -11,6 +11,7 @@ from firstlight.doctor.hypotheses import (
     deaths,
     limits,
     locks,
+    memory,
     pressure,
     reading,
     serving,
@@ -19,6 +20,7 @@ from firstlight.doctor.hypothesis import Hypothesis
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
     *deaths.HYPOTHESES,
+    *memory.HYPOTHESES,
     *limits.HYPOTHESES,
     *locks.HYPOTHESES,
     *compiling.HYPOTHESES,
