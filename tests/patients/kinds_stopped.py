@@ -101,11 +101,11 @@ def until_steps_end(server: Server) -> None:
 
     def stands() -> bool:
         nonlocal last, since_s
-        found = box(server.run_dir, "rank-0")
-        assert found is not None
-        if found.step != last:
-            last, since_s = found.step, time.monotonic()
-        return bool(found.running + found.waiting) and time.monotonic() - since_s > 0.5
+        boxes = [found for name in ("rank-0", "api") if (found := box(server.run_dir, name))]
+        if boxes[0].step != last:
+            last, since_s = boxes[0].step, time.monotonic()
+        is_asked = any(found.running + found.waiting for found in boxes)
+        return is_asked and time.monotonic() - since_s > 0.5
 
     until(stands, "the end of all steps", every_s=0.02)
 

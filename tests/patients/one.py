@@ -73,7 +73,7 @@ def run_patient(kind: Kind, seed: int, models: Path, cases: Path, looks: int = 1
 
 
 def run_own(kind: Kind, seed: int, models: Path) -> list[Result]:
-    """Leaves the patient to its own supervisor: when does it say that something is wrong, and whom it names."""
+    """Leaves the patient to its own supervisor: when does it say what is wrong, and whom does it name."""
     result = Result(kind=kind.name, seed=seed, is_healthy=kind.is_healthy)
     try:
         with Ward(kind.name, seed, models, is_left_to_us=True) as ward:

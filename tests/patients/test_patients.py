@@ -1,7 +1,7 @@
 """The short form of `make patients`: each quick kind once, two at a time.
 
-The long form draws several seeds of every kind and prints the confusion matrix. What this machine cannot have is
-printed with its reason.
+The long form draws several seeds of every kind and prints the confusion matrix. What this machine cannot have
+is printed with its reason.
 """
 
 from __future__ import annotations
