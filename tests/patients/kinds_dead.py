@@ -16,11 +16,13 @@ from firstlight.doctor.values_process import ExitRecord, ProcessState
 from patients.foreign_servers import Foreign
 from patients.models import SHARDED, TINY
 from patients.native import Load, Server, box
-from patients.patient import Kind, Patient, Ward, until
+from patients.patient import Kind, Patient, Ward, until, until_still
 from patients.places import little_memory
 
 _DEAD = frozenset({"dead"})
 _DIED = frozenset({"rank-died"})
+GONE = frozenset({"rank-died", "rendezvous-missing"})
+WHY_GONE = "a rank that ended without a trace and one that never was cannot be told apart from outside"
 
 
 def _killed_and_reaped(ward: Ward) -> Patient:
@@ -31,6 +33,8 @@ def _killed_and_reaped(ward: Ward) -> Patient:
     time.sleep(ward.random.uniform(0.0, 1.0))
     os.kill(pid, signal.SIGKILL)
     until(lambda: not os.path.exists(f"/proc/{pid}"), "the end of the rank")
+    others = [server.titled(f"sglang::scheduler_TP{other}") for other in range(3) if other != rank]
+    until_still(*others)  # until they wait for it, nothing is wrong with the server
     return server.patient(f"rank {rank}")
 
 
@@ -153,18 +157,17 @@ KINDS = (
         name="killed-and-reaped",
         what="a rank gets SIGKILL while its parent reads from its pipe; nothing of it is left",
         start=_killed_and_reaped,
-        causes=_DIED,
-        conditions=_DEAD,
-        settle_s=5.0,
-        is_quick=True,
+        causes=GONE,
+        conditions=frozenset({"dead", "stuck"}),
+        why=WHY_GONE,
     ),
     Kind(
         name="zombie-rank",
+        is_quick=True,
         what="a rank gets SIGKILL, and its parent never asks",
         start=_zombie,
         causes=_DIED,
         conditions=_DEAD,
-        is_quick=True,
         holds=_has_zombie,
     ),
     Kind(
@@ -185,6 +188,7 @@ KINDS = (
     ),
     Kind(
         name="rank-killed-starting",
+        is_quick=True,
         what="a rank of ours gets SIGKILL in its start; only the run directory is left",
         start=_killed_starting,
         causes=_DIED,

@@ -195,12 +195,12 @@ def _buffered_log(ward: Ward) -> Patient:
 KINDS = (
     Kind(
         name="idle",
+        is_quick=True,
         what="a server of ours that nobody asks anything",
         start=_idle,
         causes=_IDLE,
         conditions=_HEALTHY,
         is_steady=True,
-        is_quick=True,
     ),
     Kind(
         name="idle-ranks",
@@ -212,6 +212,7 @@ KINDS = (
     ),
     Kind(
         name="idle-foreign",
+        is_quick=True,
         what="a foreign server that nobody asks anything",
         start=_idle_foreign,
         causes=_IDLE,
@@ -220,6 +221,7 @@ KINDS = (
     ),
     Kind(
         name="loaded",
+        is_quick=True,
         what="a server under steady load",
         start=_loaded,
         causes=_AT_WORK,
@@ -253,7 +255,6 @@ KINDS = (
         conditions=_STARTING,
         why=_SHARED,
         settle_s=0.0,
-        is_quick=True,
     ),
     Kind(
         name="computes-before-weights",
@@ -274,6 +275,7 @@ KINDS = (
     ),
     Kind(
         name="drained",
+        is_quick=True,
         what="its last request has just ended",
         start=_drained,
         causes=_IDLE,
@@ -310,6 +312,7 @@ KINDS = (
     ),
     Kind(
         name="log-buffered",
+        is_quick=True,
         what="a foreign server's prints are held back in a buffer while it works",
         start=_buffered_log,
         causes=frozenset({"output-buffered", "working"}),

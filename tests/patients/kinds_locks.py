@@ -217,6 +217,7 @@ assert sys.platform == "linux"
 KINDS = (
     Kind(
         name="stale-jit-lock",
+        is_quick=True,
         what="torch waits for the lock of a builder that was killed yesterday",
         start=_stale_baton,
         causes=frozenset({"stale-jit-lock"}),
@@ -248,6 +249,7 @@ KINDS = (
     ),
     Kind(
         name="flock-held",
+        is_quick=True,
         what="a living process of somebody else holds a file lock",
         start=_held_by_another,
         causes=_LOCKED,

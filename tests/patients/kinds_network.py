@@ -17,7 +17,7 @@ from firstlight.doctor.values_host import Sockets
 from patients.foreign_servers import Foreign
 from patients.models import TINY
 from patients.native import SLOW_TO_JUDGE, Ranks, Server, change
-from patients.patient import Kind, Patient, Ward, need_root, until
+from patients.patient import Kind, Patient, Ward, need_root, until, until_still
 from patients.places import NOBODY, uncached_copy
 from support.ports import free_port
 
@@ -148,8 +148,7 @@ def _other_user(ward: Ward) -> Patient:
     for file in model.iterdir():
         file.chmod(0o644)
     server = Foreign(ward, "vllm", model, 2, order)
-    server.titled("VLLM::Worker_TP1")
-    time.sleep(ward.random.uniform(4.0, 6.0))
+    until_still(*(server.titled(f"VLLM::Worker_TP{rank}") for rank in range(2)))
     return server.patient(as_uid=NOBODY)
 
 
@@ -161,11 +160,11 @@ def _has_syn(case: Case) -> bool:
 KINDS = (
     Kind(
         name="hub-unreachable",
+        is_quick=True,
         what="a model of the hub is asked for, and the hub does not answer",
         start=_hub,
         causes=frozenset({"hub-download"}),
         conditions=_STUCK,
-        is_quick=True,
         holds=_has_syn,
     ),
     Kind(
@@ -178,6 +177,7 @@ KINDS = (
     ),
     Kind(
         name="port-taken",
+        is_quick=True,
         what="another server listens on the port of a foreign server, whose engine is up",
         start=_port_taken,
         causes=frozenset({"port-taken"}),
@@ -185,6 +185,7 @@ KINDS = (
     ),
     Kind(
         name="proxy-catches-warm-up",
+        is_quick=True,
         what="a proxy variable sends a server's warm-up request elsewhere",
         start=_proxy,
         causes=frozenset({"proxy-in-the-way"}),

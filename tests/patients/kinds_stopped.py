@@ -130,16 +130,17 @@ def _uses_a_core(case: Case) -> bool:
 KINDS = (
     Kind(
         name="stopped-before-weights",
+        is_quick=True,
         what="a rank of two gets SIGSTOP during its imports",
         start=_stopped_early,
         causes=_STOPPED,
         conditions=_STUCK,
         subject="rank-1",
-        is_quick=True,
         holds=_is_stopped("rank-1"),
     ),
     Kind(
         name="stopped-after-weights",
+        is_quick=True,
         what="a rank of two gets SIGSTOP after its weights are there, before it serves",
         start=_stopped_late,
         causes=_STOPPED,
@@ -165,6 +166,7 @@ KINDS = (
     ),
     Kind(
         name="lock-order",
+        is_quick=True,
         what="two threads of the rank take two locks in opposite orders",
         start=_changed_step("two_locks"),
         causes=frozenset({"lock-deadlock"}),

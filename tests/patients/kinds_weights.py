@@ -104,6 +104,7 @@ KINDS = (
     ),
     Kind(
         name="shard-is-pointer",
+        is_quick=True,
         what="a shard of a foreign server's model is a pointer of git-lfs",
         start=_pointer,
         causes=_DAMAGED,

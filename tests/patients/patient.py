@@ -152,6 +152,28 @@ def until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_S, 
         time.sleep(every_s)
 
 
+def until_still(*pids: int, for_s: float = 0.7) -> None:
+    """Waits until these processes have not used the processor for a while: they wait for something."""
+    last: dict[int, str] = {}
+    since_s = time.monotonic()
+
+    def are_still() -> bool:
+        nonlocal last, since_s
+        now = {pid: _processor_time(pid) for pid in pids}
+        if now != last:
+            last, since_s = now, time.monotonic()
+        return time.monotonic() - since_s >= for_s
+
+    until(are_still, f"the waiting of {pids}", every_s=0.05)
+
+
+def _processor_time(pid: int) -> str:
+    """User and system time, as /proc writes it; empty when it has ended."""
+    with contextlib.suppress(OSError):
+        return " ".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+    return ""
+
+
 def is_root() -> bool:
     """Whether we may do what only root may."""
     return os.geteuid() == 0
