@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from firstlight.doctor.evidence import Case, Seen
+from firstlight.doctor.grammar_reader import GrammarReader
+from firstlight.doctor.log_phases import read_log
 from firstlight.doctor.motion import ProcessMotion, ServerMotion, State, Thresholds, judge_motion
 from firstlight.doctor.target import Role
 from firstlight.doctor.values_process import (
@@ -146,7 +148,18 @@ class View:
     def phase(self, key: str) -> str:
         """The phase a process is in, or was in last; empty when nothing tells."""
         seen = self.box(key)
-        return seen.value.box.phase.name if seen and seen.value.box.phase else ""
+        if seen is not None:
+            return seen.value.box.phase.name if seen.value.box.phase else ""
+        process = self.case.target.process(key)
+        rank = process.rank if process else None
+        if self.log is None or rank is None or rank >= self.log[0].sizes.ranks_here:
+            return ""
+        return self.log[0].cursor(rank).phase
+
+    @functools.cached_property
+    def log(self) -> tuple[GrammarReader, Seen[LogTail]] | None:
+        """What a foreign engine's log says of each rank."""
+        return read_log(self.case)
 
     def pid(self, key: str) -> int | None:
         """Its number; also of one that only left a black box."""

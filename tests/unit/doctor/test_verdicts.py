@@ -7,24 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from firstlight.base.blackbox.reader import Odometer
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.hypotheses.registry import HYPOTHESES
 from firstlight.doctor.hypothesis import Condition, Grade
-from firstlight.doctor.target import RUN
+from firstlight.doctor.target import RUN, Engine, Role
 from firstlight.doctor.values_host import (
     HttpProbe,
 )
 from firstlight.doctor.values_process import (
     BlackBoxSeen,
+    LogTail,
     ProcessState,
 )
 from firstlight.doctor.verdict import Verdict, judge
 from support import troubled_cases as troubled
 from support.case_rows import Rows, asleep, both, boxed, busy, log, one_rank, stack
-from support.doctor_scenes import box
+from support.doctor_scenes import box, case, made_up, target
 
 
 @pytest.mark.parametrize(
@@ -157,3 +159,21 @@ def test_the_causes_are_unique_and_their_cards_complete() -> None:
         assert card.remedies.native, card.cause
         assert card.remedies.vllm, card.cause
         assert card.remedies.sglang, card.cause
+
+
+def test_the_rank_that_the_log_has_not_heard_of_is_named() -> None:
+    """`Load weight end` from 5 of 8 ranks, and then silence: the answer stands in the log."""
+    lines = [
+        f"[2026-01-10 10:00:0{rank} TP{rank}] Load weight end. type=Llama, avail mem=9 GB"
+        for rank in range(5)
+    ]
+    size = sum(len(line) + 1 for line in lines)
+    log_seen = LogTail(path="x.log", size_bytes=size, modified_wall_s=800.0, lines=tuple(lines))
+    command = ("python", "-m", "sglang.launch_server", "--tp", "8")
+    launcher = msgspec.structs.replace(made_up("launcher", 9, Role.LAUNCHER), command=command)
+    ranks = [made_up(f"rank-{rank}", 10 + rank, rank=rank) for rank in range(8)]
+    rows = [row for rank in range(8) for row in asleep(f"rank-{rank}", 10 + rank)]
+    found = target(launcher, *ranks, engine=Engine.SGLANG, expected_ranks=8)
+    verdict = judge(case(found, [*rows, (0, RUN, log_seen)]))
+    assert (verdict.condition, verdict.cause, verdict.subject) == (Condition.STUCK, "rank-behind", "rank-5")
+    assert "not from 5, 6, 7" in verdict.summary

@@ -1,4 +1,4 @@
-"""Ranks that wait for each other: at the rendezvous, in a collective, in a circle.
+"""Processes that wait for each other: ranks in a collective, or anybody in a circle.
 
 Read by `registry`. Invariant: the suspect is the rank that the others wait for, never the waiting ones.
 """
@@ -23,87 +23,11 @@ from firstlight.doctor.motion import State
 from firstlight.doctor.values_host import NcclRas
 from firstlight.doctor.view import View
 
-_RENDEZVOUS = (r"rendezvous", r"init_process_group", r"_store_based_barrier", r"TCPStore", r"FileStore")
 _IN_COLLECTIVE = (
     r"distributed_c10d\.py:(all_|broadcast|barrier|reduce|gather|scatter)",
     r"pynccl.*:all_reduce",
     r"parallel_state\.py:(all_reduce|all_gather|broadcast)",
     r"collectives.*\.py:",
-)
-_BEFORE = ("spawn", "imports", "device", "headers", "")
-
-
-def _absent(view: View) -> Judgement | None:
-    waiting = [key for key in view.case.subjects if _waits_at_rendezvous(view, key)]
-    expected, found = view.motion.expected_ranks, len(view.ranks)
-    if not waiting or not view.is_starting:
-        return None
-    late = [one for one in view.ranks if one.key not in waiting and one.state is not State.MOVING]
-    late = [one for one in late if view.phase(one.key) in _BEFORE and one.state is not State.SLOW]
-    names = ", ".join(describe.named(view, key) for key in waiting)
-    ids = tuple(seen.id for key in waiting if (seen := view.box(key)))
-    supports = [Clue(text=f"{names} wait at the rendezvous", evidence=ids or _stack_ids(view, waiting))]
-    subject = None
-    if expected is not None and found < expected and view.case.target.is_complete:
-        missing = sorted(set(range(expected)) - {one.rank for one in view.ranks})
-        text = f"{found} of {expected} ranks exist ({view.case.target.expected_from})"
-        is_late = view.motion.state is not State.MOVING
-        weight = Weight.PROOF if is_late else Weight.STRONG
-        supports.append(Clue(text=text, evidence=view.motion.evidence[:4], weight=weight))
-        who = f"rank {missing[0]}" if missing else "a rank"
-        summary = f"{who} never came to the rendezvous: no such process is alive; {names} wait for it."
-        subject = f"rank-{missing[0]}" if missing else None
-    elif late:
-        subject = late[0].key
-        text = f"{describe.named(view, subject)} {describe.state(late[0])}{describe.where(view, subject)}"
-        supports.append(Clue(text=text, evidence=late[0].evidence, weight=Weight.STRONG))
-        summary = f"{describe.named(view, subject)} never came to the rendezvous; {names} wait for it."
-    elif len(waiting) == expected and view.motion.state is not State.MOVING:
-        text = "all ranks are there and do not find each other: they look in different places"
-        supports.append(Clue(text=text, evidence=ids, weight=Weight.STRONG))
-        summary = f"{names} are at the rendezvous and do not find each other."
-        subject = waiting[-1]
-    else:
-        summary = f"{names} wait at the rendezvous for a rank that is still on its way."
-    return Judgement(supports=tuple(supports), subject=subject, summary=summary)
-
-
-def _waits_at_rendezvous(view: View, key: str) -> bool:
-    seen = view.case.pair(type(box.value), key) if (box := view.box(key)) else None
-    if seen is not None:
-        first, second = seen.first.value.box.phase, seen.second.value.box.phase
-        if first is not None and second is not None:
-            is_there = first.name == second.name == "rendezvous"
-            return is_there and second.odometer.done < max(second.odometer.total, 1)
-    return any(view.in_stack(*_RENDEZVOUS, keys=(key,), innermost=12))
-
-
-def _stack_ids(view: View, keys: list[str]) -> tuple[str, ...]:
-    return tuple(place.evidence for place in view.in_stack(*_RENDEZVOUS, keys=keys))[:4]
-
-
-ABSENT = Hypothesis(
-    Card(
-        cause="rendezvous-missing",
-        title="a rank never came to the rendezvous",
-        condition=Condition.STUCK,
-        signs=(
-            "some ranks wait in `rendezvous` (their phase, or `init_process_group` in their stack)",
-            "another one is not there, and does not move, or was never started",
-        ),
-        vetoes=("no rank waits at a rendezvous",),
-        next_test="the log and the stack of the missing rank: `py-spy dump --nonblocking --pid {pid}`.",
-        remedies=Remedies(
-            native="read `{run}/logs` of the missing rank; start again.",
-            vllm="start every node with the same `--master-addr`, `--master-port` and sizes; VLLM_HOST_IP "
-            "where a host has several addresses.",
-            sglang="check that every node runs with the same `--dist-init-addr`, `--nnodes` and its own "
-            "`--node-rank`.",
-        ),
-        looks=(Look.RANKS, Look.STACKS, Look.COLLECTIVES, Look.LOGS),
-        depth=1,
-    ),
-    _absent,
 )
 
 
@@ -130,7 +54,7 @@ def _desync(view: View) -> Judgement | None:
         supports.append(clue)
     if by_ras is not None:
         supports.append(by_ras)
-    contradicts = () if view.has_stopped_moving or by_ras else (_still_moves(view),)
+    contradicts = () if view.has_stopped_moving or by_ras else (still_moves(view),)
     who = describe.named(view, subject) if subject else "a rank"
     place = describe.where(view, subject) if subject else ""
     what = "the ranks are in different collectives" if cycle else f"{who} has not come to the collective"
@@ -142,7 +66,8 @@ def _desync(view: View) -> Judgement | None:
     )
 
 
-def _still_moves(view: View) -> Clue:
+def still_moves(view: View) -> Clue:
+    """What speaks against a rank being stuck."""
     return Clue(text="something of it moves: the other rank may be late", evidence=view.motion.evidence[:4])
 
 
@@ -238,4 +163,6 @@ DEADLOCK = Hypothesis(
     ),
     _deadlock,
 )
-HYPOTHESES = (DEADLOCK, ABSENT, DESYNC)
+
+
+HYPOTHESES = (DEADLOCK, DESYNC)

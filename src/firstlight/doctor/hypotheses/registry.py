@@ -15,6 +15,7 @@ from firstlight.doctor.hypotheses import (
     pressure,
     reading,
     serving,
+    stragglers,
 )
 from firstlight.doctor.hypothesis import Hypothesis
 
@@ -26,6 +27,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *compiling.HYPOTHESES,
     *pressure.HYPOTHESES,
     *reading.HYPOTHESES,
+    *stragglers.HYPOTHESES,
     *collectives.HYPOTHESES,
     *serving.HYPOTHESES,
 )
