@@ -1,7 +1,8 @@
 """`firstlight doctor`: what is the matter with a model server, why we think so, and what to do.
 
-Registered by `cli.main`. Invariant: it reads and asks, and changes nothing: no signal, no stop, no file but
-the bundle that was asked for; a bundle is judged without a look at this machine.
+Registered by `cli.main`. Invariant: it reads and asks, and changes nothing: no stop, no file but the bundle
+that was asked for, no signal but the one by which a rank of ours writes its stacks; a bundle is judged
+without a look at this machine.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def doctor(options: DoctorOptions) -> int:
     """Say whether the model servers of this machine are healthy, and if not, why.
 
     It finds servers of firstlight, vLLM and SGLang by itself, also those that
-    somebody else started. It only looks: nothing is stopped, signalled, traced
-    with a stop, or deleted. docs/doctor.md tells what it knows.
+    somebody else started. It only looks: nothing is stopped, restarted or
+    deleted. docs/doctor.md tells what it knows and how it looks.
 
     Exit codes: 0 healthy, 10 starting, 11 slow, 12 stuck, 13 dead, 14 unclear;
     of several servers the worst. 2: nothing was found, or wrong options.

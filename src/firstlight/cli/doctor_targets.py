@@ -68,7 +68,7 @@ def examine_one(target: Target, options: DoctorOptions) -> Case:
     is_pointed_at = any(value is not None for value in (options.pid, options.url, options.run))
     key = _key(target, options, is_pointed_at=is_pointed_at)
     headers = (("Authorization", f"Bearer {key}"),) if key else ()
-    scene = Scene(target, options=Options(with_generation=options.generate, headers=headers))
+    scene = Scene(target, options=Options(with_help=True, with_generation=options.generate, headers=headers))
     with _told(target, options):
         return examine(scene, num_looks=options.looks, interval_s=options.interval)
 

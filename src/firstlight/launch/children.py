@@ -27,6 +27,7 @@ from firstlight.launch.backends.native import NativeFollower
 from firstlight.launch.backends.protocol import Follower
 from firstlight.launch.commands import API, ChildSpec
 from firstlight.launch.control import Death, EngineReady, Event, Probed, Stage, StopAsked
+from firstlight.launch.doctor_socket import DoctorSocket
 from firstlight.launch.janitor_process import Janitor
 from firstlight.launch.logs import log_path, note_orphan
 from firstlight.launch.obituaries import Obituaries
@@ -86,6 +87,7 @@ class Children:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
         }
         adopt_orphans()
+        self._doctor = DoctorSocket(Path(self._config.run_dir), lambda: self._watch.verdict)
         try:
             for spec in self._specs:
                 self._launch(spec)
@@ -219,6 +221,7 @@ class Children:
                 self._running[name][0].send(number)
 
     def _leave(self) -> None:
+        self._doctor.close()
         self._watch.join()
         for name, (child, _) in list(self._running.items()):  # only after an error of our own
             child.send(signal.SIGKILL)

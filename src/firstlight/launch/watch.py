@@ -57,6 +57,11 @@ class Watch:
         """The run is told to end: who stands still then is somebody else's business."""
         self._end.set()
 
+    @property
+    def verdict(self) -> Stalled | None:
+        """On what stands still now, as it was told."""
+        return self._verdict
+
     def join(self) -> None:
         """Wait for the thread's end; an examination has its deadlines."""
         self._end.set()

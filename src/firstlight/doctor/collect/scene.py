@@ -1,7 +1,7 @@
 """What a collector gets and what it is: the scene of an examination, and the contract of all collectors.
 
-Used by every file of this folder and by `run`. Invariant: a collector reads; it never signals, traces with a
-stop, or deletes anything.
+Used by every file of this folder and by `run`. Invariant: a collector reads; it never traces with a stop or
+deletes anything, and signals nobody but, `with_help`, who handles it by writing its stacks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Options:
     """What a person allowed or asked for."""
 
     with_stacks: bool = True
+    with_help: bool = False  # where stacks are refused: ask the supervisor, or signal who handles it
     with_generation: bool = False  # ask for one token through the real path
     generation_deadline_s: float = 10.0
     headers: tuple[tuple[str, str], ...] = ()  # for probes, such as an API key; never in evidence

@@ -19,6 +19,7 @@ import msgspec
 
 from firstlight.doctor.collect.child import run_child
 from firstlight.doctor.collect.scene import Collector, Scene, failed
+from firstlight.doctor.collect.stacks_otherwise import otherwise
 from firstlight.doctor.evidence import Observation
 from firstlight.doctor.identity import is_helper
 from firstlight.doctor.target import Role, TargetProcess
@@ -38,16 +39,16 @@ def collect_stacks(scene: Scene) -> Iterator[Observation]:
     if not scene.options.with_stacks:
         return
     wanted = [p for p in scene.target.processes if p.role not in _NOT_PYTHON and not is_helper(p.command)]
-    tool = find_tool()
-    if tool is None:
-        for process in wanted:
-            reason = "py-spy is not installed"
-            yield Observation(
-                subject=process.key, source="py-spy", value=Failed(collector="stacks", reason=reason)
-            )
-        return
+    refused = []
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="py-spy") as pool:
-        yield from pool.map(lambda process: _stack(tool, scene, process), wanted[:MAX_PROCESSES])
+        found = pool.map(lambda process: (process, _stack(scene, process)), wanted[:MAX_PROCESSES])
+        for process, seen in found:
+            if isinstance(seen.value, Failed) and seen.value.is_refused and scene.options.with_help:
+                refused.append((process, seen.value))
+            else:
+                yield seen
+    if refused:
+        yield from otherwise(scene, refused)
 
 
 def find_tool() -> str | None:
@@ -56,9 +57,13 @@ def find_tool() -> str | None:
     return shutil.which("py-spy", path=beside) or shutil.which("py-spy")
 
 
-def _stack(tool: str, scene: Scene, process: TargetProcess) -> Observation:
-    command = [tool, "dump", "--pid", str(process.pid), "--nonblocking", "--json"]
+def _stack(scene: Scene, process: TargetProcess) -> Observation:
     source = "py-spy dump --nonblocking --json"
+    tool = find_tool()
+    if tool is None:
+        missing = Failed(collector="stacks", reason="py-spy is not installed", is_refused=True)
+        return Observation(subject=process.key, source=source, value=missing)
+    command = [tool, "dump", "--pid", str(process.pid), "--nonblocking", "--json"]
     if not scene.procfs.is_same(process.pid, process.start_ticks):
         gone = Failed(collector="stacks", reason="the process has ended", is_gone=True)
         return Observation(subject=process.key, source=source, value=gone)
@@ -68,7 +73,8 @@ def _stack(tool: str, scene: Scene, process: TargetProcess) -> Observation:
         return Observation(subject=process.key, source=source, value=failed("stacks", error))
     if result.code == 0:
         try:
-            return Observation(subject=process.key, source=source, value=parse_dump(result.output))
+            stacks = parse_dump(result.output, process.pid)
+            return Observation(subject=process.key, source=source, value=stacks)
         except (msgspec.DecodeError, TypeError, ValueError, KeyError) as error:
             reason = f"py-spy's answer was not understood: {error}"
     else:
@@ -78,11 +84,12 @@ def _stack(tool: str, scene: Scene, process: TargetProcess) -> Observation:
     return Observation(subject=process.key, source=source, value=value)
 
 
-def parse_dump(text: str) -> PythonStacks:
-    """py-spy's JSON. Raises `ValueError` or `msgspec.DecodeError` when it is something else."""
+def parse_dump(text: str, main_tid: int = 0) -> PythonStacks:
+    """py-spy's JSON, the main thread first. Raises `ValueError` or `msgspec.DecodeError` for other things."""
     rows = msgspec.json.decode(text)
     if not isinstance(rows, list):
         raise ValueError("no list of threads")
+    rows.sort(key=lambda row: row.get("os_thread_id") != main_tid)
     return PythonStacks(threads=tuple(_thread(row) for row in rows[:MAX_THREADS]), tool="py-spy")
 
 

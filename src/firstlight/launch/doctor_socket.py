@@ -1,0 +1,111 @@
+"""The supervisor's side of `doctor.sock`: stacks of its ranks for a doctor that may not take them itself.
+
+Made by `children` for the life of a run. A rank lets its supervisor trace it, so py-spy works from here where
+it is refused to others of the same user. Invariants: only our own user is answered; one question at a time,
+each bounded in size and time; the engine's supervision never waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from firstlight.doctor.collect.scene import Scene
+from firstlight.doctor.collect.stacks import collect_stacks
+from firstlight.doctor.discover import target_of_run
+from firstlight.doctor.supervisor_socket import (
+    MAX_ASK_BYTES,
+    SOCKET_FILE,
+    STACKS,
+    Answer,
+    Ask,
+    Said,
+    read_line,
+)
+from firstlight.doctor.values import Failed
+from firstlight.doctor.values_process import PythonStacks
+from firstlight.launch.control import Stalled
+
+_DEADLINE_S = 2.0  # for a question to arrive, and for an answer to be taken
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
+_BACKLOG = 4
+
+
+class DoctorSocket:
+    """Answers from now until it is closed. `verdict`: the supervisor's latest one, from any thread."""
+
+    def __init__(self, run_dir: Path, verdict: Callable[[], Stalled | None]) -> None:
+        self._run_dir = run_dir
+        self._verdict = verdict
+        self._path = run_dir / SOCKET_FILE
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._is_closed = False
+        try:
+            self._listener.bind(str(self._path))
+            self._path.chmod(0o600)  # the folder is ours alone already
+            self._listener.listen(_BACKLOG)
+        except OSError:  # a long path, a full disk: the run goes on without it
+            self._is_closed = True
+            self._listener.close()
+            return
+        threading.Thread(target=self._run, name="doctor-socket", daemon=True).start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        if not self._is_closed:
+            self._is_closed = True
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._listener.close()
+            self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                time.sleep(0.1)  # out of descriptors: they come back
+                continue
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(_DEADLINE_S)
+                connection.sendall(msgspec.json.encode(self._answer(connection)) + b"\n")
+
+    def _answer(self, connection: socket.socket) -> Answer:
+        if peer_uid(connection) not in (0, os.geteuid()):
+            return Answer(error="another user")
+        data = read_line(connection, MAX_ASK_BYTES, time.monotonic() + _DEADLINE_S)
+        try:
+            ask = msgspec.json.decode(data, type=Ask)
+        except (msgspec.DecodeError, RecursionError):
+            return Answer(error="not understood")
+        return Answer(stacks=self._stacks()) if ask.what == STACKS else Answer(verdict=self._said())
+
+    def _said(self) -> Said | None:
+        stalled = self._verdict()
+        if stalled is None:
+            return None
+        return Said(message=stalled.failure.message, hint=stalled.failure.hint, subject=stalled.name)
+
+    def _stacks(self) -> dict[str, PythonStacks | Failed]:
+        scene = Scene(target_of_run(self._run_dir))
+        return {
+            seen.subject: seen.value
+            for seen in collect_stacks(scene)
+            if isinstance(seen.value, PythonStacks | Failed)
+        }
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """Whose process is at the other end, by the kernel's word."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(data)[1])
