@@ -60,6 +60,8 @@ def _other_listener(view: View) -> Clue | None:
     for seen in view.case.all(Sockets, look=view.case.last_look):
         listening = [e for e in seen.value.sockets if e.state == "LISTEN" and e.protocol == "tcp"]
         found = [e for e in listening if e.local.rpartition(":")[2] in {str(port) for port in ports}]
+        if view.case.failures("descriptors") and not any(end.owners for end in found):
+            continue  # we may not see who has it: it may well be the server itself
         if found and ours and not any(owner in ours for end in found for owner in end.owners):
             owners = ", ".join(found[0].owners) or "a process of another user"
             text = f"{owners} listens on {found[0].local}, not this server"
