@@ -6,9 +6,12 @@ only when it is complete.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from patients.patient import HERE, SOURCES
 
 TINY, SHARDED, LARGE = "tiny", "sharded", "large"
 _SIZES = {
@@ -23,7 +26,8 @@ def provide(folder: Path, *names: str) -> Path:
     missing = [name for name in names or _SIZES if not (folder / name).is_dir()]
     if missing:
         command = [sys.executable, "-m", "patients.models", str(folder), *missing]
-        subprocess.run(command, check=True, timeout=300)
+        path = os.pathsep.join((str(SOURCES), str(HERE.parent)))
+        subprocess.run(command, check=True, timeout=300, env={**os.environ, "PYTHONPATH": path})
     return folder
 
 
