@@ -12,11 +12,10 @@ from collections.abc import Iterator
 
 from firstlight.doctor.target import RUN
 from firstlight.doctor.values_host import Gpus, HostMemory
-from firstlight.doctor.values_process import Listed, Memory
+from firstlight.doctor.values_process import Listed
 from firstlight.doctor.view import View
 
 BAR = re.compile(r"(\d{1,3})% Completed \| *(\d+)/(\d+)")
-_FAR_MORE = 4  # times what is resident
 
 
 def cautions_of(view: View) -> tuple[str, ...]:
@@ -54,9 +53,7 @@ def _of_the_bar(view: View) -> Iterator[str]:
 
 
 def _of_memory(view: View) -> Iterator[str]:
-    listed = [seen.value.virtual_bytes for seen in view.case.all(Listed)]
-    whole = [seen.value for seen in view.case.all(Memory)]
-    if any(listed) or any(one.virtual_bytes > _FAR_MORE * max(one.resident_bytes, 1) for one in whole):
+    if any(seen.value.virtual_bytes for seen in view.case.all(Listed)):
         yield "VIRT is reserved address space (CUDA and mapped files reserve it at once), not memory in use."
     host = view.case.all(HostMemory)
     if host and host[-1].value.page_cache_bytes > host[-1].value.total_bytes // 2 and view.is_starting:

@@ -99,7 +99,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a cause that does not depend on the case.
 
     `depth`: 0 for causes at the root, 1 for what may be the consequence of another one, 2 for a mere symptom.
-    `is_recorded`: judged from recorded evidence only, as nobody here has such a device to try it on.
+    `prior`: the place among causes that nothing speaks for, by how often silent starts of the public reports
+    had it; they are no sample, so it orders and does not weigh. `is_recorded`: judged from recorded evidence only, as nobody here has such a device to try it on.
     """
 
     cause: str
@@ -111,6 +112,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     remedies: Remedies
     looks: tuple[Look, ...]
     depth: int = 0
+    prior: int = 0
     is_recorded: bool = False
     for_idle_gpus: bool = True  # whether the server's GPUs would stand at 0 %
 

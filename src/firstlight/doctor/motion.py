@@ -203,7 +203,7 @@ def _server(case: Case, motions: tuple[ProcessMotion, ...], serving: Serving) ->
     if not motions:
         reasons.append("no process of the server was found")
     expected = case.target.expected_ranks
-    if expected is not None and living < expected:
+    if expected is not None and living < expected and case.target.is_complete:
         reasons.append(f"{living} of {expected} ranks are alive ({case.target.expected_from})")
     return ServerMotion(
         state=state,

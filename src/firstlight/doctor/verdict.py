@@ -30,11 +30,14 @@ from firstlight.doctor.hypothesis import (
 from firstlight.doctor.looks import TEXTS, is_taken
 from firstlight.doctor.motion import State, Thresholds
 from firstlight.doctor.values_host import HttpProbe
+from firstlight.doctor.values_process import ExitRecord
 from firstlight.doctor.view import View, view_of
 
-UNKNOWN, IDLE, WORKING, ON_ITS_WAY, ABSENT = "unknown", "idle", "working", "on-its-way", "no-server"
+UNKNOWN, IDLE, WORKING, ON_ITS_WAY = "unknown", "idle", "working", "on-its-way"
+ABSENT, ENDED = "no-server", "ended"
 _GRADES = list(Grade)
 _NUM_OTHERS = 8
+_NUM_OPEN = 12
 _NUM_LOOKS = 3
 _CONDITIONS = {
     State.IDLE: Condition.HEALTHY,
@@ -114,7 +117,7 @@ def judge_view(view: View, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Ver
     return Verdict(
         **{name: getattr(chosen, name) for name in Finding.__struct_fields__ if name != "is_recorded"},
         remedy=chosen.remedies.of(view.case.target.engine),
-        others=others[:_NUM_OTHERS],
+        others=others[: _NUM_OPEN if is_open else _NUM_OTHERS],
         excluded=excluded,
         decisive=_decisive(view.case, others) if is_open else (),
         cautions=cautions_of(view),
@@ -151,8 +154,12 @@ def _weigh(view: View, hypotheses: Sequence[Hypothesis]) -> tuple[list[Finding],
         # A root that is supported comes before a consequence that is proved: a rank that died of a full
         # /dev/shm is dead for certain, but that is not why.
         grade = _GRADES.index(judgement.grade)
-        place = max(grade, 1), hypothesis.card.depth, grade, -judgement.score, index
-        weighed.append((place, _finding(view, hypothesis, judgement)))
+        card, score = hypothesis.card, judgement.score
+        is_open = judgement.grade is Grade.POSSIBLE
+        place = (
+            (max(grade, 1), -score, -card.prior) if is_open else (max(grade, 1), card.depth, grade, -score)
+        )
+        weighed.append(((*place, index), _finding(view, hypothesis, judgement)))
     weighed.sort(key=lambda item: item[0])
     return [finding for _, finding in weighed], tuple(excluded)
 
@@ -204,6 +211,10 @@ def _choose(view: View, findings: Sequence[Finding], base: Condition) -> Finding
         return _moving(view, likely, base)
     if base is Condition.UNCLEAR:
         return sure[0] if sure else _unknown(view, base, len(findings))
+    if _has_ended(view):
+        return _plain(
+            base, ENDED, "all of its processes have ended, and none left a word.", view.motion.evidence
+        )
     fatal = [finding for finding in likely if finding.condition in (Condition.STUCK, Condition.DEAD)]
     return fatal[0] if fatal else (likely[0] if likely else _unknown(view, base, len(findings)))
 
@@ -227,6 +238,12 @@ def _moving(view: View, likely: Sequence[Finding], base: Condition) -> Finding:
     return _plain(base, ON_ITS_WAY, f"it is on its way: {reasons}.", view.motion.evidence)
 
 
+def _has_ended(view: View) -> bool:
+    """Whether it is simply gone, as after a stop that somebody asked for."""
+    is_gone = all(motion.state is State.DEAD for motion in view.workers)
+    return is_gone and all(seen.value.was_told for seen in view.case.all(ExitRecord))
+
+
 def _plain(condition: Condition, cause: str, summary: str, evidence: tuple[str, ...] = ()) -> Finding:
     clue = Clue(text=summary, evidence=evidence, weight=Weight.SOME)
     return Finding(
@@ -243,7 +260,7 @@ def _unknown(view: View, base: Condition, num_left: int) -> Finding:
     """Nothing suffices: what was seen of the suspect, or that two looks are missing."""
     suspect = view.suspect
     if suspect is None:
-        reasons = dict.fromkeys(reason.partition(": ")[2] or reason for reason in view.motion.reasons)
+        reasons = dict.fromkeys(reason for motion in view.workers for reason in motion.reasons)
         why = "; ".join(reasons) or "what was measured does not decide"
         return _plain(base, UNKNOWN, f"cause unknown, {num_left} causes are left: {why}.")
     parts = [f"{describe.named(view, suspect.key)} {describe.state(suspect)}"]

@@ -101,6 +101,7 @@ def test_what_is_excluded(verdict: Verdict) -> None:
 
 def test_no_rank_is_called_missing(verdict: Verdict) -> None:
     said = everything_said(verdict)
+    assert "8" not in verdict.summary
     assert "of 8 ranks are alive" not in said
     assert "of 8 ranks exist" not in said
     assert any("was cut" in caution and "4 of 8" in caution for caution in verdict.cautions)

@@ -154,7 +154,6 @@ def test_the_causes_are_unique_and_their_cards_complete() -> None:
         card = hypothesis.card
         assert card.title, card.cause
         assert card.signs, card.cause
-        assert card.vetoes, card.cause
         assert card.next_test, card.cause
         assert card.remedies.native, card.cause
         assert card.remedies.vllm, card.cause

@@ -112,6 +112,7 @@ def _ras(view: View) -> Clue | None:
 DESYNC = Hypothesis(
     Card(
         cause="collective-desync",
+        prior=3,
         title="the ranks are not in the same collective",
         condition=Condition.STUCK,
         signs=(

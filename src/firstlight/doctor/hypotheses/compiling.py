@@ -89,6 +89,7 @@ def _age(lock: LockFile) -> str:
 STALE = Hypothesis(
     Card(
         cause="stale-jit-lock",
+        prior=3,
         title="a lock file of a compile cache that its builder left behind",
         condition=Condition.STUCK,
         signs=(

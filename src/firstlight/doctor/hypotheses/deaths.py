@@ -145,6 +145,7 @@ def _how(record: ExitRecord) -> str:
 DIED = Hypothesis(
     Card(
         cause="rank-died",
+        prior=5,
         title="a rank has ended, and the others wait for it",
         condition=Condition.DEAD,
         signs=(

@@ -29,7 +29,7 @@ from firstlight.doctor.view import View
 
 _DEAD = (State.DEAD, State.ZOMBIE)
 _MEMORY_WORDS = (
-    r"MemoryError",
+    r"(?<!OutOf)MemoryError",  # torch.OutOfMemoryError is of a GPU
     r"Cannot allocate memory",
     r"can't allocate memory",
     r"std::bad_alloc",
@@ -114,6 +114,7 @@ def _oom(view: View) -> Judgement | None:
 OOM = Hypothesis(
     Card(
         cause="oom-killed",
+        prior=5,
         title="the kernel killed a process for want of memory",
         condition=Condition.DEAD,
         signs=(

@@ -90,6 +90,7 @@ def _left(view: View, key: str) -> str:
 SLOW = Hypothesis(
     Card(
         cause="slow-weights",
+        prior=3,
         title="the weights are read slowly (a slow disk, a network file system, page by page)",
         condition=Condition.SLOW,
         signs=(
@@ -147,6 +148,7 @@ def _damaged(view: View) -> Judgement | None:
 DAMAGED = Hypothesis(
     Card(
         cause="checkpoint-damaged",
+        prior=1,
         title="a file of the checkpoint is missing, cut short, or a pointer of git-lfs",
         condition=Condition.DEAD,
         signs=(
@@ -211,6 +213,7 @@ def _target(waiting: list[tuple[Seen[Sockets], SocketEnd]]) -> str:
 HUB = Hypothesis(
     Card(
         cause="hub-download",
+        prior=1,
         title="a download from the hub that does not come",
         condition=Condition.STUCK,
         signs=(
