@@ -6,7 +6,7 @@ one rank of two are no stacks of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.hypothesis import Look
@@ -31,6 +31,7 @@ from firstlight.doctor.values_process import (
     Threads,
 )
 
+_NUM_LOOKS = 3
 # What it is, and what takes it by hand where the doctor cannot.
 TEXTS: dict[Look, tuple[str, str]] = {
     Look.RANKS: (
@@ -145,3 +146,33 @@ _TAKEN: dict[Look, Callable[[Case], bool]] = {
     Look.GENERATION: lambda case: bool(case.all(Generation)),
     Look.ENVIRONMENT: lambda case: bool(case.all(Environment)),
 }
+
+
+def decisive(case: Case, open_causes: Sequence[Sequence[Look]]) -> tuple[Look, ...]:
+    """The looks that together decide the most between causes that are left; of equals the cheaper one.
+
+    `open_causes`: for each cause, the likeliest first, the looks that it had to do without.
+    """
+    order = list(TEXTS)
+    missing = [look for look in order if not is_taken(case, look)]
+    if Look.RANKS in missing and Look.MOTION in missing:
+        missing.remove(Look.MOTION)  # the look at the ranks is one at their processor time too
+    # The first causes count most, and each look that concerns a cause halves what another one adds.
+    values = [1 / (index + 2) for index in range(len(open_causes))]
+    chosen: list[Look] = []
+    while missing and len(chosen) < _NUM_LOOKS:
+        gains = {look: _gain(open_causes, values, look) for look in missing}
+        best = max(missing, key=lambda look: (gains[look], -order.index(look)))
+        if not gains[best]:
+            break
+        chosen.append(best)
+        missing.remove(best)
+        values = [
+            value / 2 if best in looks else value for looks, value in zip(open_causes, values, strict=True)
+        ]
+    return tuple(chosen)
+
+
+def _gain(open_causes: Sequence[Sequence[Look]], values: Sequence[float], look: Look) -> float:
+    """What a look adds to a decision between these."""
+    return sum(value for looks, value in zip(open_causes, values, strict=True) if look in looks)

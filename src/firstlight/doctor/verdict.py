@@ -27,7 +27,7 @@ from firstlight.doctor.hypothesis import (
     Weight,
     same,
 )
-from firstlight.doctor.looks import TEXTS, is_taken
+from firstlight.doctor.looks import decisive, is_taken
 from firstlight.doctor.motion import State, Thresholds
 from firstlight.doctor.values_host import HttpProbe
 from firstlight.doctor.values_process import ExitRecord
@@ -38,7 +38,6 @@ ABSENT, ENDED = "no-server", "ended"
 _GRADES = list(Grade)
 _NUM_OTHERS = 8
 _NUM_OPEN = 12
-_NUM_LOOKS = 3
 _CONDITIONS = {
     State.IDLE: Condition.HEALTHY,
     State.SLOW: Condition.SLOW,
@@ -119,7 +118,7 @@ def judge_view(view: View, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Ver
         remedy=chosen.remedies.of(view.case.target.engine),
         others=others[: _NUM_OPEN if is_open else _NUM_OTHERS],
         excluded=excluded,
-        decisive=_decisive(view.case, others) if is_open else (),
+        decisive=decisive(view.case, [one.not_measured for one in others]) if is_open else (),
         cautions=cautions_of(view),
     )
 
@@ -275,30 +274,3 @@ def _unknown(view: View, base: Condition, num_left: int) -> Finding:
         next_test="compare the stacks of all ranks: `py-spy dump --nonblocking --pid PID` for each.",
         remedies=same("write a bundle with `firstlight doctor --bundle FILE` before anything is restarted."),
     )
-
-
-def _decisive(case: Case, findings: Sequence[Finding]) -> tuple[Look, ...]:
-    """The looks that together concern the most of the causes that are left; of equals the cheaper one."""
-    order = list(TEXTS)
-    missing = [look for look in order if not is_taken(case, look)]
-    if Look.RANKS in missing and Look.MOTION in missing:
-        missing.remove(Look.MOTION)  # the look at the ranks is one at their processor time too
-    # The first causes count most, and each look that concerns a cause halves what another one adds.
-    values = [1 / (index + 2) for index in range(len(findings))]
-    chosen: list[Look] = []
-    while missing and len(chosen) < _NUM_LOOKS:
-        gains = {look: _gain(findings, values, look) for look in missing}
-        best = max(missing, key=lambda look: (gains[look], -order.index(look)))
-        if not gains[best]:
-            break
-        chosen.append(best)
-        missing.remove(best)
-        concerned = (best in finding.not_measured for finding in findings)
-        values = [value / 2 if is_met else value for value, is_met in zip(values, concerned, strict=True)]
-    return tuple(chosen)
-
-
-def _gain(findings: Sequence[Finding], values: Sequence[float], look: Look) -> float:
-    """What a look adds to a decision between these."""
-    pairs = zip(findings, values, strict=True)
-    return sum(value for finding, value in pairs if look in finding.not_measured)
