@@ -71,7 +71,7 @@ def read_tensors(
     """Reads all of `wanted` and calls `deliver(wanted, weight)` for each, in file order.
 
     The weight's memory belongs to the receiver. `progress(done, total)` counts bytes that were delivered,
-    that is: taken over by their final place. Raises `ModelFileError` or `UsageError` before the first read
+    that is: taken over by their final place; it is called before the first read too. Raises `ModelFileError` or `UsageError` before the first read
     where the plan shows the fault, `ModelFileError` for a file that ends early; an error of `deliver` passes
     through.
     """
@@ -79,6 +79,8 @@ def read_tensors(
     plan = make_plan(checkpoint, wanted)
     done_bytes, total_bytes, read_bytes = 0, plan.resident_bytes, 0
     head_size = checkpoint.description.head_size
+    if progress is not None:
+        progress(0, total_bytes)  # from a slow disk, the first bytes take long
     with _ReadAhead(plan) as batches:
         for batch in batches:
             read_bytes += batch.span_bytes
