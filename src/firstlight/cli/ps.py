@@ -57,9 +57,10 @@ def table(runs: list[RunView]) -> list[str]:
         rows.append((run.run_dir, str(run.pid), run.status, "", "", f"{run.model or ''} {where}".strip()))
         rows += [_process_row(process) for process in run.processes]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    return [
+    lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
+    return [*lines, *(f"{run.run_dir} is stuck: {run.verdict}" for run in runs if run.verdict)]
 
 
 def _process_row(process: ProcessView) -> tuple[str, ...]:

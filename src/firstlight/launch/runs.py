@@ -1,8 +1,8 @@
 """The runs of our user on this machine, and how far each of their processes is.
 
-Called by `firstlight ps` and `firstlight stop`. Reads what supervisors and processes have written down, asks
-nobody. Invariant: only directories of our own user count, and what a run does not tell is absent, never
-guessed.
+Called by `firstlight ps` and `firstlight stop`. Reads what supervisors and processes have written down, and
+asks a living supervisor only whether it has a verdict. Invariant: only directories of our own user count, and
+what a run does not tell is absent, never guessed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from firstlight.base.errors import UsageError
 from firstlight.base.exit_notes import ExitNote, read_exit_notes
 from firstlight.base.phases import DRAIN, READY, SERVING
 from firstlight.base.process import start_ticks
+from firstlight.doctor.supervisor_socket import VERDICT, ask_supervisor
 from firstlight.launch.ready_card import base_url
 from firstlight.launch.run_directory import ended_runs, living_runs
 from firstlight.launch.run_record import RunRecord, ended_run
+
+_ANSWER_S = 0.5
 
 
 class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +42,10 @@ class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `pid` is its supervisor's; `status`: starting, ready, lost, stopping, ended, or elsewhere."""
+    """One run. `pid`: of its supervisor. `status`: starting, ready, stuck, lost, stopping, ended, elsewhere.
+
+    `verdict`: why it is stuck, in the supervisor's words.
+    """
 
     run_dir: str
     pid: int
@@ -49,6 +55,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     uds: str | None = None
     processes: tuple[ProcessView, ...] = ()
+    verdict: str = ""
 
 
 def list_runs(*, with_ended: bool = False) -> list[RunView]:
@@ -84,15 +91,18 @@ def view(run_dir: Path, record: RunRecord) -> RunView:
     """What a run tells."""
     config, notes = config_of(run_dir), read_exit_notes(run_dir)
     processes = tuple(_process(name, path, notes.get(name)) for name, path in boxes_of(run_dir).items())
+    status = status_of(_supervisor(run_dir, record), processes, notes)
+    verdict = _verdict(run_dir) if status in ("starting", "ready") else ""
     return RunView(
         run_dir=str(run_dir),
         pid=record.pid,
         started_s=record.started_s,
-        status=status_of(_supervisor(run_dir, record), processes, notes),
+        status="stuck" if verdict else status,
         model=config.model.served_names[0] if config else None,
         url=base_url(config.server) if config else None,
         uds=config.server.uds if config else None,
         processes=processes,
+        verdict=verdict,
     )
 
 
@@ -110,6 +120,15 @@ def status_of(supervisor: str, processes: Sequence[ProcessView], notes: Mapping[
         for process in processes
     )
     return "ready" if is_ready else "starting"
+
+
+def _verdict(run_dir: Path) -> str:
+    """What the supervisor says of a run that stands still; nothing when it does not answer at once."""
+    try:
+        said = ask_supervisor(run_dir, VERDICT, _ANSWER_S).verdict
+    except OSError:
+        return ""
+    return said.message if said is not None else ""
 
 
 def _supervisor(run_dir: Path, record: RunRecord) -> str:

@@ -13,8 +13,11 @@ from firstlight.base.blackbox.writer import BlackBox, create_box
 from firstlight.base.config import EngineSection, ModelSection, RunConfig, ServerSection, write_config
 from firstlight.base.errors import EngineError, UsageError
 from firstlight.base.exit_notes import ExitNote, write_exit_note
+from firstlight.base.failure import Failure
 from firstlight.cli.ps import table
 from firstlight.launch import stop
+from firstlight.launch.control import Stalled
+from firstlight.launch.doctor_socket import DoctorSocket
 from firstlight.launch.run_directory import RunDirectory, make_run_directory
 from firstlight.launch.run_record import RunRecord
 from firstlight.launch.runs import ProcessView, find_run, list_runs, status_of
@@ -64,6 +67,20 @@ def test_a_run_and_its_processes(run: RunDirectory) -> None:
         str(run.path), str(os.getpid()), "starting", "tiny", "http://127.0.0.1:9000",
     ]  # fmt: skip
     assert rows[3].split() == ["rank-0", str(os.getpid()), "alive", "weights", "25", "%", "rank", "0"]
+
+
+def test_a_run_that_stands_still_says_why(run: RunDirectory) -> None:
+    fill(run)
+    stalled = Stalled(Failure("rank 0 (pid 7) is stopped.", "let it go on", 6), "rank-0")
+    socket = DoctorSocket(run.path, lambda: stalled)
+    try:
+        (shown,) = list_runs()
+        assert (shown.status, shown.verdict) == ("stuck", "rank 0 (pid 7) is stopped.")
+        assert table([shown])[-1] == f"{run.path} is stuck: rank 0 (pid 7) is stopped."
+    finally:
+        socket.close()
+    (shown,) = list_runs()
+    assert (shown.status, shown.verdict) == ("starting", "")
 
 
 def test_a_run_that_has_written_nothing_yet_is_one_too(run: RunDirectory) -> None:
