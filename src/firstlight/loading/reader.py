@@ -72,8 +72,8 @@ def read_tensors(
 
     The weight's memory belongs to the receiver. `progress(done, total)` counts bytes that were delivered,
     that is: taken over by their final place; it is called before the first read too. Raises `ModelFileError`
-    or `UsageError` before the first read where the plan shows the fault, `ModelFileError` for a file that ends
-    early; an error of `deliver` passes through.
+    or `UsageError` before the first read where the plan shows the fault, `ModelFileError` for a file that
+    ends early; an error of `deliver` passes through.
     """
     started_s = time.monotonic()
     plan = make_plan(checkpoint, wanted)
