@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from firstlight.doctor.bundle import read_bundle
 from firstlight.doctor.collect.run import examine_target
 from firstlight.doctor.evidence import Case, decode_case, encode_case
 from firstlight.doctor.verdict import judge
@@ -22,6 +28,7 @@ from patients.kinds import KINDS
 from patients.patient import Kind, Patient, Unavailable, Ward, until
 
 _OWN_DEADLINE_S = 90.0
+Examine = Callable[[Patient], tuple[Case, dict[str, Any]]]
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -52,7 +59,9 @@ class Result(msgspec.Struct, kw_only=True):
         return self.is_healthy and self.condition in ("stuck", "dead")
 
 
-def run_patient(kind: Kind, seed: int, models: Path, cases: Path, looks: int = 1) -> list[Result]:
+def run_patient(
+    kind: Kind, seed: int, models: Path, cases: Path, *, looks: int = 1, by_command: bool = False
+) -> list[Result]:
     """Makes the patient and has it examined `looks` times; more than once only where it stays as it is."""
     fields = {"causes": tuple(sorted(kind.causes)), "conditions": tuple(sorted(kind.conditions))}
     blank = Result(kind=kind.name, seed=seed, is_healthy=kind.is_healthy, **fields)
@@ -61,10 +70,14 @@ def run_patient(kind: Kind, seed: int, models: Path, cases: Path, looks: int = 1
             patient = kind.start(ward)
             time.sleep(max(0.0, patient.fault_s + kind.settle_s - time.monotonic()))
             found = []
+            examine = _by_command if by_command and patient.as_uid is None else _in_process
             for look in range(looks):
                 if look:
                     time.sleep(ward.random.uniform(0, 1))
-                found.append(_examined(kind, patient, msgspec.structs.replace(blank), cases, look))
+                result, case = _examined(kind, patient, examine, blank)
+                if result.wrong:
+                    result.case_path = str(_keep(case, cases / f"{kind.name}-{seed}-{look}"))
+                found.append(result)
             return found
     except Unavailable as reason:
         return [msgspec.structs.replace(blank, missing=str(reason))]
@@ -89,22 +102,40 @@ def run_own(kind: Kind, seed: int, models: Path) -> list[Result]:
     return [result]
 
 
-def _examined(kind: Kind, patient: Patient, result: Result, cases: Path, look: int) -> Result:
-    result.note = patient.note
-    asked_s = patient.fault_s if not look else time.monotonic()
-    uid = patient.as_uid
-    case = examine_target(patient.find()) if uid is None else _as_user(uid, patient)
-    verdict = msgspec.to_builtins(judge(case))
-    result.seconds = round(time.monotonic() - asked_s, 2)
+def _examined(kind: Kind, patient: Patient, examine: Examine, blank: Result) -> tuple[Result, Case]:
+    """One look and the verdict on it; the time counts from the fault."""
+    result = msgspec.structs.replace(blank, note=patient.note)
+    case, verdict = examine(patient)
+    result.seconds = round(time.monotonic() - patient.fault_s, 2)
     for field in ("condition", "cause", "grade", "subject", "summary"):
         setattr(result, field, verdict[field])
     if kind.holds is not None:
         result.holds = bool(kind.holds(case))
     result.wrong = _wrong(kind, patient, result)
     result.is_right = not result.wrong
-    if result.wrong:
-        result.case_path = str(_keep(case, cases / f"{kind.name}-{result.seed}-{look}"))
-    return result
+    return result, case
+
+
+def _in_process(patient: Patient) -> tuple[Case, dict[str, Any]]:
+    uid = patient.as_uid
+    case = examine_target(patient.find()) if uid is None else _as_user(uid, patient)
+    return case, msgspec.to_builtins(judge(case))
+
+
+def _by_command(patient: Patient) -> tuple[Case, dict[str, Any]]:
+    """As a person examines it; the exit code and the replayed bundle must say the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = Path(folder, "bundle")
+        command = [sys.executable, "-m", "firstlight", "doctor", *patient.arguments]
+        command += ["--json", "--bundle", str(bundle)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout, done.stderr
+        (said,) = json.loads(done.stdout)["servers"]
+        (case,) = read_bundle(bundle)
+    again = judge(case)
+    assert done.returncode == said["exit_code"], f"exit code {done.returncode}"
+    assert (again.condition.value, again.cause) == (said["condition"], said["cause"]), again
+    return case, said
 
 
 def _wrong(kind: Kind, patient: Patient, result: Result) -> str:
@@ -153,13 +184,15 @@ def main() -> None:
     parser.add_argument("--cases", type=Path, required=True)
     parser.add_argument("--looks", type=int, default=1)
     parser.add_argument("--own", action="store_true")
+    parser.add_argument("--by-command", action="store_true")
     given = parser.parse_args()
     with contextlib.redirect_stdout(sys.stderr):
         kind, started_s = KINDS[given.kind], time.monotonic()
         if given.own:
             results = run_own(kind, given.seed, given.models)
         else:
-            results = run_patient(kind, given.seed, given.models, given.cases, given.looks)
+            how = {"looks": given.looks, "by_command": given.by_command}
+            results = run_patient(kind, given.seed, given.models, given.cases, **how)
         for result in results:
             result.total_s = round(time.monotonic() - started_s, 1)
     for result in results:

@@ -46,6 +46,7 @@ class Order(msgspec.Struct, frozen=True):
     seed: int
     looks: int = 1
     is_own: bool = False
+    by_command: bool = False  # `firstlight doctor` is run, instead of calling what it calls
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         sys.exit(f"there is no kind {', '.join(unknown)}; there are: {', '.join(KINDS)}")
     models = provide(given.output / "models")
-    orders = [Order(kind, seed, is_own=given.own) for seed in range(given.seeds) for kind in kinds]
+    orders = [
+        Order(kind, seed, is_own=given.own, by_command=given.by_command)
+        for seed in range(given.seeds)
+        for kind in kinds
+    ]
     if not given.own:
         orders += [order for kind in kinds if kind in OFTEN for order in _often(kind, given)]
     started_s = time.monotonic()
@@ -85,6 +90,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--healthy", type=int, default=0, help="looks at each of ten healthy kinds")
     parser.add_argument("--own", action="store_true", help="the supervisor's own verdict on eleven kinds")
     parser.add_argument("--short", action="store_true", help="only the quick kinds")
+    parser.add_argument("--by-command", action="store_true", help="run `firstlight doctor` on each")
     parser.add_argument("--parallel", type=int, default=2)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     return parser.parse_args(arguments)
@@ -104,6 +110,7 @@ def run_order(order: Order, models: Path, cases: Path) -> list[Result]:
     command = [sys.executable, "-m", "patients.one", order.kind, str(order.seed)]
     command += ["--models", str(models), "--cases", str(cases), "--looks", str(order.looks)]
     command += ["--own"] if order.is_own else []
+    command += ["--by-command"] if order.by_command else []
     variables = {"PYTHONPATH": f"{SOURCES}:{HERE.parent}"}
     try:
         done = subprocess.run(

@@ -26,7 +26,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     folder = tmp_path_factory.mktemp("patients")
     models = provide(folder / "models", TINY, SHARDED)
     with ThreadPoolExecutor(max_workers=2) as pool:
-        yield {name: pool.submit(run_order, Order(name, 0), models, _cases(folder)) for name in QUICK}
+        yield {
+            name: pool.submit(run_order, Order(name, 0, by_command=True), models, _cases(folder))
+            for name in QUICK
+        }
 
 
 def _cases(folder: Path) -> Path:
