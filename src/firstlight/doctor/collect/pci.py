@@ -1,4 +1,4 @@
-"""What stands between the GPUs on PCIe: the IOMMU's table, and bridges that redirect what they send each other.
+"""What stands between GPUs on PCIe: the IOMMU's table, and bridges that redirect what they send each other.
 
 Called by `run` once. The group's type is everybody's to read; the ACS bits lie in that part of a bridge's
 configuration that only root sees. Invariant: a bridge that could not be read is counted, never guessed.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from firstlight.doctor import describe
+from firstlight.doctor.hypotheses.gpu_case import waits_for_gpu
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Weight, same
 from firstlight.doctor.motion import State
 from firstlight.doctor.standing import full_pipe_writers
@@ -250,8 +251,10 @@ def _spinning(view: View) -> Judgement | None:
     clues = [Clue(text="; ".join(one.reasons), evidence=one.evidence, weight=Weight.STRONG)]
     if frames and (pair := view.case.pair(PythonStacks, one.key)):
         clues.append(Clue(text=f"its main thread is in {frames}", evidence=pair.ids))
+    waits = waits_for_gpu(view, one.key)
     return Judgement(
         supports=tuple(clues),
+        contradicts=(waits,) if waits else (),
         subject=one.key,
         summary=f"{describe.named(view, one.key)} {describe.state(one)}{describe.where(view, one.key)}"
         f"{f'; its main thread is in {frames}' if frames else ''}.",
@@ -270,7 +273,7 @@ SPINNING = Hypothesis(
         next_test="`py-spy record --pid {pid} --duration 5 -o spin.svg` shows the loop.",
         remedies=same("keep a bundle, end the process (`kill {pid}`) and report the stack."),
         looks=(Look.MOTION, Look.STACKS),
-        depth=1,
+        depth=2,
     ),
     _spinning,
 )
