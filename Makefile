@@ -19,7 +19,7 @@ TEST := $(VENV)/.installed-test
 VLLM := .venv-vllm
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve test test-fast format lint types unit parity e2e shape test-vllm bench bench-compare soak fix clean
+.PHONY: help serve test test-fast format lint types unit parity e2e shape test-vllm bench bench-compare soak fix docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
@@ -60,6 +60,9 @@ unit: $(TEST)
 fix: $(TEST)  ## format the sources and apply ruff's safe fixes
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/ruff check --fix src tests benchmarks
+
+docs: $(RUN)  ## write docs/doctor.md anew, from the causes that the doctor knows
+	$(BIN)/python -m firstlight.doctor.handbook > docs/doctor.md.new && mv docs/doctor.md.new docs/doctor.md
 
 bench: $(RUN)  ## benchmark a running server: make bench ARGS="--url http://127.0.0.1:8000"
 	$(BIN)/firstlight bench serving $(ARGS)
