@@ -199,6 +199,12 @@ def test_a_server_on_the_processor_has_none_of_them() -> None:
     assert not mine & set(causes(found))
 
 
+def test_a_torch_without_cuda_uses_no_gpus() -> None:
+    libraries = Libraries(libraries=(Library(name="libtorch_cpu.so", path="/l"),))
+    found = verdict(log=(WEIGHTS,), seen=[(0, "rank-0", libraries)])
+    assert not {"fusion-rendezvous", "fabric-manager", "bar1-too-small"} & set(causes(found))
+
+
 def test_our_own_engine_has_no_graphs_and_no_fusion() -> None:
     found = verdict(engine=Engine.NATIVE, log=("weights",), seen=WAITS)
     gone = {one.cause for one in found.excluded}

@@ -38,7 +38,8 @@ def uses_gpus(view: View) -> bool:
     if pattern.pattern is Pattern.NONE:
         return False
     engine = view.case.target.engine
-    if argument(view, "--device", "device") in ("cpu", "xpu", "hpu"):
+    device = argument(view, "--device", "device", "device_config") or ""
+    if device in ("cpu", "xpu", "hpu") or _has_torch_without_cuda(view.case):
         return False
     if engine is Engine.NATIVE:
         return argument(view, "--device", "device") == "cuda" or _is_owner(pattern)
@@ -54,6 +55,15 @@ def _has_cuda(case: Case) -> bool:
         library.name.startswith("libcuda.so")
         for seen in case.all(Libraries)
         for library in seen.value.libraries
+    )
+
+
+def _has_torch_without_cuda(case: Case) -> bool:
+    """A process has loaded torch, and nobody a part of it that needs a GPU."""
+    names = {library.name for seen in case.all(Libraries) for library in seen.value.libraries}
+    has_torch = any(name.startswith("libtorch_cpu.so") for name in names)
+    return has_torch and not any(
+        re.match(r"libtorch_(?:cuda|hip)|libcuda\.so|libcudart", name) for name in names
     )
 
 
