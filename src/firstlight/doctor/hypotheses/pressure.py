@@ -77,7 +77,7 @@ STARVED = Hypothesis(
         next_test="`top`: who uses them; `cat /proc/pressure/cpu`.",
         remedies=same("wait, end the others, or give it cores of its own (`taskset`, a container's cpuset)."),
         looks=(Look.MOTION,),
-        depth=1,
+        depth=2,
     ),
     _starved,
 )
