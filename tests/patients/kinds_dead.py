@@ -117,11 +117,12 @@ def _container_out_of_memory(ward: Ward) -> Patient:
     group = little_memory(ward, ward.random.randrange(260, 330) * 2**20)
     server = Foreign(ward, "sglang", ward.models / SHARDED, 2, {"grows": True}, preexec_fn=group.enter)
     pids = [server.titled(f"sglang::scheduler_TP{rank}") for rank in range(2)]
-    until(lambda: any(_is_zombie(pid) for pid in pids), "the kernel's kill")
+    until(lambda: any(is_zombie(pid) for pid in pids), "the kernel's kill")
     return server.patient()
 
 
-def _is_zombie(pid: int) -> bool:
+def is_zombie(pid: int) -> bool:
+    """Whether it has ended, reaped or not."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"

@@ -12,6 +12,7 @@ import time
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.values_process import Limits
 from patients.foreign_servers import Foreign
+from patients.kinds_dead import is_zombie
 from patients.models import TINY
 from patients.native import SLOW_TO_JUDGE, Load, Server, change
 from patients.patient import Kind, Patient, Ward, need_root, until
@@ -28,8 +29,8 @@ def _small_shared_memory(ward: Ward) -> Patient:
     order = {"shared_bytes": 16 * 2**20}
     prepare = small_shared_memory(size_bytes)
     server = Foreign(ward, "sglang", ward.models / TINY, 2, order, preexec_fn=prepare)
-    server.titled("sglang::scheduler_TP0")
-    until(lambda: "shared" in server.said() or "Bus error" in server.said(), "the failure", every_s=0.05)
+    pids = [server.titled(f"sglang::scheduler_TP{rank}") for rank in range(2)]
+    until(lambda: all(is_zombie(pid) for pid in pids), "the end of the ranks", every_s=0.05)
     return server.patient(f"{size_bytes >> 20} MiB")
 
 
@@ -62,7 +63,7 @@ def _files_in_a_rank(ward: Ward) -> Patient:
 
 def _few_threads(ward: Ward) -> Patient:
     """A group for tasks that is too small for a foreign server; a rank fails, and its parent waits."""
-    group = few_tasks(ward, ward.random.randrange(8, 12))
+    group = few_tasks(ward, ward.random.randrange(5, 8))
     server = Foreign(ward, "sglang", ward.models / TINY, 2, {}, preexec_fn=group.enter)
     words = ("can't start new thread", "Resource temporarily unavailable", "pthread_create")
     until(lambda: any(word in server.said() for word in words), "the failure", every_s=0.05)

@@ -64,21 +64,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     models = provide(given.output / "models")
     orders = [
         Order(kind, seed, is_own=given.own, by_command=given.by_command)
-        for seed in range(given.seeds)
+        for seed in range(given.first, given.first + given.seeds)
         for kind in kinds
     ]
     if not given.own:
         orders += [order for kind in kinds if kind in OFTEN for order in _often(kind, given)]
     started_s = time.monotonic()
     results: list[Result] = []
+    path = given.output / f"results-{time.strftime('%Y%m%d-%H%M%S')}.json"
     with ThreadPoolExecutor(max_workers=given.parallel) as pool:
         work = pool.map(lambda order: run_order(order, models, given.output / "cases"), orders)
         for number, found in enumerate(work, 1):
             results += found
             for result in found:
                 _tell(number, len(orders), result)
-    path = given.output / f"results-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(results)))  # for who breaks it off
     print(f"\n{len(results)} looks in {time.monotonic() - started_s:.0f} s; all of them: {path}\n")
     return report_own(results) if given.own else report(results, KINDS)
 
@@ -87,6 +87,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="patients", description=__doc__)
     parser.add_argument("--kinds", default="", help="only these, with commas")
     parser.add_argument("--seeds", type=int, default=5, help="patients of each kind")
+    parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--healthy", type=int, default=0, help="looks at each of ten healthy kinds")
     parser.add_argument("--own", action="store_true", help="the supervisor's own verdict on eleven kinds")
     parser.add_argument("--short", action="store_true", help="only the quick kinds")
@@ -99,7 +100,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _often(kind: str, given: argparse.Namespace) -> Iterator[Order]:
     """What is missing to the looks that are asked for; several at one server that stays as it is."""
     looks = LOOKS if KINDS[kind].is_steady else 1
-    missing, seed = given.healthy - given.seeds, given.seeds
+    missing, seed = given.healthy - given.seeds, given.first + given.seeds
     while missing > 0:
         yield Order(kind, seed, min(looks, missing))
         missing, seed = missing - looks, seed + 1
