@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstlight.base.errors import FirstlightError, ModelFileError, UsageError
@@ -156,6 +156,7 @@ def sleeping(key: str, pid: int, look: int, cpu_s: float, state: str = "S") -> l
 STATES = st.lists(st.sampled_from("SRTZD"), min_size=1, max_size=4)
 
 
+@settings(deadline=None)  # the first verdict compiles a few hundred patterns
 @given(
     states=STATES,
     moved=st.floats(0, 2),
