@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from firstlight.base import environment
 from firstlight.base.config import API_KEYS_FILE
 from firstlight.base.errors import UsageError
@@ -23,7 +25,9 @@ from firstlight.doctor.collect.run import examine
 from firstlight.doctor.collect.scene import Options, Scene
 from firstlight.doctor.discover import find_targets, target_of_pid, target_of_run, target_of_url
 from firstlight.doctor.evidence import Case
+from firstlight.doctor.redact import hide_in_text
 from firstlight.doctor.report_text import name_of, printable
+from firstlight.doctor.supervisor_socket import VERDICT, ask_supervisor
 from firstlight.doctor.target import Role, Target
 from firstlight.launch.run_directory import ended_runs, living_runs
 from firstlight.launch.runs import find_run
@@ -31,6 +35,8 @@ from firstlight.launch.runs import find_run
 if TYPE_CHECKING:
     from firstlight.cli.doctor import DoctorOptions
 
+_SUPERVISOR_S = 1.0
+_NOTE_CHARS = 200
 _REFRESH_S = 0.5
 _LOOK_S = 1.0  # what a look takes where nothing hangs
 _BYSTANDERS = (Role.JANITOR, Role.HELPER, Role.COMPILER)  # what is left of a server for a moment
@@ -68,9 +74,24 @@ def examine_one(target: Target, options: DoctorOptions) -> Case:
     is_pointed_at = any(value is not None for value in (options.pid, options.url, options.run))
     key = _key(target, options, is_pointed_at=is_pointed_at)
     headers = (("Authorization", f"Bearer {key}"),) if key else ()
-    scene = Scene(target, options=Options(with_help=True, with_generation=options.generate, headers=headers))
+    scene = Scene(
+        _with_word_of_supervisor(target),
+        options=Options(with_help=True, with_generation=options.generate, headers=headers),
+    )
     with _told(target, options):
         return examine(scene, num_looks=options.looks, interval_s=options.interval)
+
+
+def _with_word_of_supervisor(target: Target) -> Target:
+    """What a living supervisor says of a run that stands still, as a note."""
+    if target.run_dir is None:
+        return target
+    try:
+        said = ask_supervisor(target.run_dir, VERDICT, _SUPERVISOR_S).verdict
+    except OSError:  # an older one, another user's, or one that is dead or stopped itself
+        return target
+    note = f"its supervisor says: {said.message.partition('; ')[0][:_NOTE_CHARS]}" if said else ""
+    return msgspec.structs.replace(target, notes=(*target.notes, hide_in_text(note))) if note else target
 
 
 def _key(target: Target, options: DoctorOptions, *, is_pointed_at: bool) -> str | None:

@@ -130,7 +130,9 @@ def _excerpts(case: Case, verdict: Verdict) -> Iterator[str]:
 
 
 def _is_shown(evidence: Evidence, case: Case) -> bool:
-    return isinstance(evidence.value, PythonStacks | LogTail) and evidence.look == case.last_look
+    value = evidence.value
+    has_content = bool(value.lines) if isinstance(value, LogTail) else isinstance(value, PythonStacks)
+    return has_content and evidence.look == case.last_look
 
 
 def _shown(evidence: Evidence) -> list[str]:

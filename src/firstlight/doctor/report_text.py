@@ -32,8 +32,6 @@ def report_text(view: View, verdict: Verdict, *, is_verbose: bool = False) -> li
     lines = [headline(verdict), *_about(view, verdict)]
     if verdict.condition is not Condition.HEALTHY or is_verbose:
         lines += _reasons(verdict)
-    elif verdict.cautions:
-        lines += _section("beware", verdict.cautions)
     lines += _section("processes", process_table(view.motion.processes, view), is_text=False)
     lines += _section("who waits for whom", wait_lines(view), is_text=False)
     lines += _others(verdict, is_verbose=is_verbose)
@@ -74,7 +72,7 @@ def process_table(motions: Sequence[ProcessMotion], view: View) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     left_out = len(motions) - min(len(shown), _MOST_ROWS)
-    return [*lines, f"and {left_out} more (helpers, compilers)"] if left_out else lines
+    return [*lines, f"and {left_out} more (janitor, helpers, compilers)"] if left_out else lines
 
 
 def wait_lines(view: View) -> list[str]:

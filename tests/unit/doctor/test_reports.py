@@ -95,7 +95,7 @@ processes
   PROCESS  PID  STATE    CORES  PHASE
   rank-0   10   blocked  0.00
   rank-1   11   stopped  0.00
-  and 1 more (helpers, compilers)
+  and 1 more (janitor, helpers, compilers)
 
 other causes
   suspected  oom-killed: killed it was stopped by a signal."""
