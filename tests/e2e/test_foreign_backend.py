@@ -199,6 +199,15 @@ def test_a_core_that_is_stopped_while_starting_ends_the_start(serve: Callable[..
         assert f"rank 0 (pid {core.pid}) is stopped, in phase weights at" in said
 
 
+def test_an_idle_engine_is_healthy(serve: Callable[..., RunningServer]) -> None:
+    with serve("--stall-look", "1", "--stall-verdict", "2") as server:
+        for _ in range(8):
+            assert httpx.get(f"{server.url}/health").status_code == 200
+            time.sleep(0.5)
+        assert server.stop() == 0
+    assert not [line for line in server.lines if line.startswith("error")]
+
+
 def test_an_engine_that_is_killed_leaves_nothing_and_its_end_is_told(
     serve: Callable[..., RunningServer],
 ) -> None:
