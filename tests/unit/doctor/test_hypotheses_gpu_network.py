@@ -36,13 +36,9 @@ STORE = stack(
     "torch/distributed/rendezvous.py:_create_c10d_store", "torch/distributed/rendezvous.py:_tcp_rendezvous"
 )
 FULL_QUEUE = (
-    "import socket, sys\n"
-    "listener = socket.create_server(('127.0.0.1', 0), backlog=0)\n"
-    "kept = []\n"
-    "for _ in range(6):\n"
-    "    one = socket.socket(); one.setblocking(False)\n"
-    "    one.connect_ex(listener.getsockname()); kept.append(one)\n"
-    "print('up', flush=True); sys.stdin.read()"
+    "import socket, sys\nlistener = socket.create_server(('127.0.0.1', 0), backlog=0)\nkept = []\nfor _ in "
+    "range(6):\n    one = socket.socket(); one.setblocking(False)\n    "
+    "one.connect_ex(listener.getsockname()); kept.append(one)\nprint('up', flush=True); sys.stdin.read()"
 )
 
 

@@ -153,14 +153,12 @@ BOOTSTRAP_NETWORK = Hypothesis(
         ),
         vetoes=("one rank only",),
         next_test="`ss -tnp state syn-sent`; `nc -zv {peer}` from the same machine; NCCL_DEBUG=INFO and its "
-        "line "
-        "`Bootstrap : Using`.",
+        "line `Bootstrap : Using`.",
         remedies=Remedies(
             native="our ranks meet on this machine over 127.0.0.1: look for a firewall on lo, and set "
             "GLOO_SOCKET_IFNAME=lo (CPU) or NCCL_SOCKET_IFNAME=lo (GPU).",
             vllm="NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface that all nodes share, "
-            "VLLM_HOST_IP to "
-            "this node's address on it; open the ports between the nodes.",
+            "VLLM_HOST_IP to this node's address on it; open the ports between the nodes.",
             sglang="NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface that all nodes share, "
             "`--dist-init-addr` with an address on it; open the ports between the nodes.",
         ),
@@ -244,12 +242,10 @@ RDMA_LOSS = Hypothesis(
         "'seq_err|retrans|retries'`; the same command with NCCL_IB_DISABLE=1.",
         remedies=Remedies(
             native="our engine runs on one node and uses no RDMA.",
-            vllm="mend the network (flow control, MTU, cable); NCCL_IB_GID_INDEX as `show_gids` has it after "
-            "each "
-            "boot; another `--all2all-backend`; NCCL_IB_DISABLE=1 as a probe only.",
+            vllm="mend the network (flow control, MTU, cable); NCCL_IB_GID_INDEX as `show_gids` has it "
+            "after each boot; another `--all2all-backend`; NCCL_IB_DISABLE=1 as a probe only.",
             sglang="mend the network (flow control, MTU, cable); NCCL_IB_GID_INDEX as `show_gids` has it "
-            "after each "
-            "boot; another `--moe-a2a-backend`; NCCL_IB_DISABLE=1 as a probe only.",
+            "after each boot; another `--moe-a2a-backend`; NCCL_IB_DISABLE=1 as a probe only.",
         ),
         looks=(Look.STACKS, Look.LOGS, Look.RAS),
         is_recorded=True,

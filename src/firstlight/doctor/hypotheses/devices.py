@@ -115,8 +115,7 @@ FELL_OFF = Hypothesis(
         next_test="`dmesg | grep -i xid` (as root); `timeout 10 nvidia-smi`.",
         remedies=same(
             "for the operator: stop using that GPU, `nvidia-bug-report.sh`, then a driver reload or a "
-            "reboot; the "
-            "card goes back when it repeats. Nothing in the server cures it."
+            "reboot; the card goes back when it repeats. Nothing in the server cures it."
         ),
         looks=(Look.GPUS, Look.LOGS, Look.MOTION),
         is_recorded=True,
@@ -179,8 +178,7 @@ NUMA_BIND = Hypothesis(
             vllm="leave out `--numa-bind` (and `numactl`), or widen the container's cpuset and allow "
             "SYS_NICE.",
             sglang="SGLANG_NUMA_BIND_V2=0, leave out `--numa-node`, or widen the container's cpuset and "
-            "allow "
-            "SYS_NICE.",
+            "allow SYS_NICE.",
         ),
         looks=(Look.EXITS, Look.LOGS),
         is_recorded=True,
@@ -227,12 +225,9 @@ RAY_PLACEMENT = Hypothesis(
         next_test="`ray status`: GPU demands against what is free.",
         remedies=Remedies(
             native="our engine does not use Ray.",
-            vllm="on one machine `--distributed-executor-backend mp`; otherwise join the missing nodes (`ray "
-            "start "
-            "--address=HEAD:6379`), and end actors left over from earlier runs.",
-            sglang="join the missing nodes, and end actors left over from earlier runs; without `--use-ray` "
-            "SGLang "
-            "needs none.",
+            vllm="on one machine `--distributed-executor-backend mp`; otherwise join the missing nodes "
+            "(`ray start --address=HEAD:6379`), and end actors left over from earlier runs.",
+            sglang="join the missing nodes, and end actors left over from earlier runs.",
         ),
         looks=(Look.LOGS,),
         is_recorded=True,
@@ -276,8 +271,7 @@ VGPU = Hypothesis(
         next_test="the same command on a node without it, or with LD_PRELOAD empty.",
         remedies=same(
             "update what divides the GPUs ({library}), or give this server whole GPUs without it; with "
-            "several "
-            "ranks NCCL_P2P_DISABLE=1 and NCCL_CUMEM_ENABLE=0 as a probe."
+            "several ranks NCCL_P2P_DISABLE=1 and NCCL_CUMEM_ENABLE=0 as a probe."
         ),
         looks=(Look.ENVIRONMENT,),
         is_recorded=True,

@@ -113,17 +113,14 @@ MISMATCH = Hypothesis(
         ),
         vetoes=("no drafter was asked for", "drafts are accepted"),
         next_test="compare the two config.json: vocab_size (or a d2t map), hidden_size, architectures "
-        "against the "
-        "algorithm ({algorithm}), heads divisible by the tensor parallel size; start once without the "
-        "drafter.",
+        "against the algorithm ({algorithm}), heads divisible by the tensor parallel size; start once "
+        "without the drafter.",
         remedies=Remedies(
-            native="leave out `--drafter`, or give the one that was trained for {model}.",
-            vllm="leave out `--speculative-config`, or give it the drafter and `method` (eagle, eagle3) that "
-            "belong "
-            "to {model}.",
+            native="our engine has no drafter.",
+            vllm="leave out `--speculative-config`, or give it the drafter and `method` (eagle, eagle3) "
+            "that belong to {model}.",
             sglang="leave out `--speculative-algorithm` and `--speculative-draft-model-path`, or give those "
-            "that "
-            "belong to {model} (EAGLE3 for an EAGLE-3 drafter: EAGLE accepts it silently).",
+            "that belong to {model} (EAGLE3 for an EAGLE-3 drafter: EAGLE accepts it silently).",
         ),
         looks=(Look.LOGS, Look.EXITS),
         is_recorded=True,

@@ -197,7 +197,7 @@ def ras_equal(view: View) -> Clue | None:
         return None
     ids = tuple(seen.id for seen in looks.values())
     text = "NCCL RAS: all ranks have launched equally many collectives (those in graphs are not counted)"
-    return Clue(text=text, evidence=ids, weight=Weight.SOME, group="ras")
+    return Clue(text=text, evidence=ids, weight=Weight.WEAK, group="ras")
 
 
 def waits_for_gpu(view: View, key: str) -> Clue | None:

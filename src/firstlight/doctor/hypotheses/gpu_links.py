@@ -24,13 +24,13 @@ def paths(view: View) -> Iterator[Clue]:
     if seen.value.redirecting:
         bridges = ", ".join(seen.value.redirecting[:4])
         text = f"bridges above the GPUs redirect peer traffic (ACS): {bridges}"
-        yield Clue(text=text, evidence=(seen.id,), weight=Weight.SOME, group="acs")
+        yield Clue(text=text, evidence=(seen.id,), weight=Weight.SOME, group="path")
     translated = [gpu for gpu in seen.value.gpus if gpu.is_translated]
     if len(translated) > 1:
         text = (
             f"the IOMMU translates what {len(translated)} GPUs write (groups of type {translated[0].iommu})"
         )
-        yield Clue(text=text, evidence=(seen.id,), weight=Weight.SOME, group="iommu")
+        yield Clue(text=text, evidence=(seen.id,), weight=Weight.SOME, group="path")
 
 
 def transport(view: View) -> Iterator[Clue]:

@@ -67,17 +67,14 @@ OUT_OF_MEMORY = Hypothesis(
         signs=("`CUDA out of memory` as an error, not as advice", "memory used near the GPU's total"),
         vetoes=("no such words; the memory was low when they were said",),
         next_test="add up the budget: weights / tensor parallel + KV cache + graphs + 0.6 GB of context, "
-        "against "
-        "`nvidia-smi --query-gpu=memory.total,memory.used --format=csv` before the start.",
+        "against `nvidia-smi --query-gpu=memory.total,memory.used --format=csv` before the start.",
         remedies=Remedies(
             native="lower `--memory-fraction`, `--kv-memory` or `--max-model-len`, or raise "
             "`--tensor-parallel`.",
             vllm="lower `--gpu-memory-utilization` (when graphs or activations fail) or `--max-model-len` "
-            "and "
-            "`--max-num-seqs` (when the KV cache does not fit), or raise `--tensor-parallel-size`.",
+            "and `--max-num-seqs` (when the KV cache does not fit), or raise `--tensor-parallel-size`.",
             sglang="lower `--mem-fraction-static` (when graphs or activations fail), `--cuda-graph-max-bs` "
-            "or "
-            "`--chunked-prefill-size`, or raise `--tp-size`.",
+            "or `--chunked-prefill-size`, or raise `--tp-size`.",
         ),
         looks=(Look.LOGS, Look.EXITS, Look.GPUS),
         is_recorded=True,
@@ -151,18 +148,15 @@ MEMORY_TAKEN = Hypothesis(
         ),
         vetoes=("the GPUs were empty when it started", "all memory in use is the server's own"),
         next_test="`nvidia-smi --query-compute-apps=pid,used_memory --format=csv`, then `ps -o "
-        "pid,lstart,args -p "
-        "{pids}`: what is left of an earlier run of yours has its FIRSTLIGHT_RUN_ID or its command line.",
+        "pid,lstart,args -p {pids}`: what is left of an earlier run of yours has its FIRSTLIGHT_RUN_ID or "
+        "its command line.",
         remedies=Remedies(
             native="end a process left over from your own run by its number (`kill {pids}`; `firstlight ps` "
-            "shows "
-            "runs); leave those of others alone and choose another GPU with CUDA_VISIBLE_DEVICES.",
+            "shows runs); leave those of others alone and choose another GPU with CUDA_VISIBLE_DEVICES.",
             vllm="end a process left over from your own run (`kill {pids}`); otherwise choose another GPU "
-            "with "
-            "CUDA_VISIBLE_DEVICES, or lower `--gpu-memory-utilization` to what is free.",
+            "with CUDA_VISIBLE_DEVICES, or lower `--gpu-memory-utilization` to what is free.",
             sglang="end a process left over from your own run (`kill {pids}`); otherwise choose another GPU "
-            "with "
-            "CUDA_VISIBLE_DEVICES or `--base-gpu-id`, or lower `--mem-fraction-static` to what is free.",
+            "with CUDA_VISIBLE_DEVICES or `--base-gpu-id`, or lower `--mem-fraction-static` to what is free.",
         ),
         looks=(Look.GPUS, Look.LOGS),
         is_recorded=True,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from firstlight.doctor.gpu_pattern import Pattern
 from firstlight.doctor.hypotheses.gpu_case import (
+    AFTER_WEIGHTS,
     WEIGHTS,
     alone,
     gpus_of,
@@ -59,16 +60,17 @@ def _p2p_broken(view: View) -> Judgement | None:
     if vetoes:
         return Judgement(vetoes=vetoes)
     spins = pattern_clue(view, Pattern.WAITING)
-    supports = [clue for clue in (spins, *_after_nccl(view), *paths(view), *transport(view)) if clue]
+    if spins is None and not view.has_stopped_moving and not is_silent_start(view):
+        return None
+    supports = list(_after_nccl(view))
+    if spins is not None:  # most machines have such paths, so that they mean nothing by themselves
+        supports += [spins, *paths(view), *transport(view)]
     places = in_main_stack(view, *_NCCL_STACK)
     if places and view.has_stopped_moving:
         supports.append(place_clue(places[0], Weight.WEAK))
-    unequal = ras_mismatch(view)
-    if spins is None and not view.has_stopped_moving and not is_silent_start(view):
-        return None
     return Judgement(
         supports=tuple(supports),
-        contradicts=(unequal,) if unequal else (),
+        contradicts=tuple(clue for clue in (ras_mismatch(view), _has_worked(view)) if clue),
         summary="what one GPU writes to another seems to get lost (P2P over PCIe): all of them wait inside a "
         "kernel.",
     )
@@ -94,6 +96,15 @@ def _p2p_vetoes(view: View) -> tuple[Clue, ...]:
     if gpus and len(rows) > 1 and all(gpu.num_nvlinks for gpu in rows):
         found.append(Clue(text="all GPUs have NVLink: peer writes do not cross PCIe", evidence=(gpus[0],)))
     return tuple(found)
+
+
+def _has_worked(view: View) -> Clue | None:
+    """That the start went on to where collectives of the profile run have come back."""
+    line = view.find_line(AFTER_WEIGHTS)
+    if line is None:
+        return None
+    text = f"data has moved between the GPUs before: {line.text.strip()[:140]}"
+    return Clue(text=text, evidence=(line.evidence,), weight=Weight.STRONG, group="worked")
 
 
 def _after_nccl(view: View) -> Iterator[Clue]:
@@ -128,8 +139,7 @@ P2P_BROKEN = Hypothesis(
             f"a "
             "process need a reset by the operator.",
             vllm="NCCL_P2P_DISABLE=1 *and* `--disable-custom-all-reduce` (both use the path). Later: "
-            "`iommu=pt` on "
-            "the kernel's command line, ACS off in the BIOS.",
+            "`iommu=pt` on the kernel's command line, ACS off in the BIOS.",
             sglang="NCCL_P2P_DISABLE=1 *and* `--disable-custom-all-reduce` (both use the path), "
             "`--enable-p2p-check`. Later: `iommu=pt` on the kernel's command line, ACS off in the BIOS.",
         ),
@@ -178,16 +188,13 @@ BAR1_TOO_SMALL = Hypothesis(
         ),
         vetoes=("BAR1 is at least as large as the memory", "one GPU only", "the driver refuses peer access"),
         next_test="`nvidia-smi -q -d MEMORY | grep -A3 BAR1`; `nvidia-smi topo -p2p w`; then the copy with "
-        "compared "
-        "data as for p2p-broken.",
+        "compared data as for p2p-broken.",
         remedies=Remedies(
             native=f"{_OFF_NATIVE}; or the stock driver; or Resizable BAR on in the BIOS.",
             vllm="NCCL_P2P_DISABLE=1 and `--disable-custom-all-reduce`; or the stock driver; or Resizable "
-            "BAR on in "
-            "the BIOS.",
+            "BAR on in the BIOS.",
             sglang="NCCL_P2P_DISABLE=1 and `--disable-custom-all-reduce`; or the stock driver; or Resizable "
-            "BAR on "
-            "in the BIOS.",
+            "BAR on in the BIOS.",
         ),
         looks=(Look.GPUS, Look.STACKS),
         prior=2,
@@ -246,8 +253,7 @@ CUSTOM_ALL_REDUCE = Hypothesis(
             native="our engine has no custom all-reduce; on GPUs it uses NCCL alone.",
             vllm="`--disable-custom-all-reduce`.",
             sglang="`--disable-custom-all-reduce`; with the line `Registering 0 …` also less memory for the "
-            "cache "
-            "(`--mem-fraction-static`) and smaller graphs (`--cuda-graph-max-bs`).",
+            "cache (`--mem-fraction-static`) and smaller graphs (`--cuda-graph-max-bs`).",
         ),
         looks=(Look.STACKS, Look.LOGS, Look.GPUS),
         is_recorded=True,

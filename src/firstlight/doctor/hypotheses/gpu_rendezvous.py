@@ -37,6 +37,12 @@ _MEETING = (
     r"pynccl.*:(?:register_comm_window|ncclCommWindowRegister|window_register)",
     r"cuMulticast(?:AddDevice|BindMem|Create)",
 )
+_FUSION = (
+    "--enable-flashinfer-allreduce-fusion",
+    "enable_flashinfer_allreduce_fusion",
+    "fuse_allreduce_rms",
+    "enable_fi_allreduce_fusion",
+)
 _NOT_READY = (
     r"system not yet initialized",
     r"cudaErrorSystemNotReady",
@@ -63,7 +69,7 @@ def _meeting(view: View) -> Judgement | None:
             return None
     supports = [place_clue(place, Weight.STRONG) for place in places[:2] if view.has_stopped_moving]
     idle = pattern_clue(view, Pattern.IDLE)
-    asked = switch(view, "--enable-symm-mem", "--enable-flashinfer-allreduce-fusion", "enable_symm_mem")
+    asked = switch(view, "--enable-symm-mem", "enable_symm_mem", *_FUSION)
     if idle and places:
         supports.append(idle)
     if asked:
@@ -97,8 +103,8 @@ def _meeting_vetoes(view: View) -> tuple[Clue, ...]:
         text = f"at such a rendezvous no kernel runs, but {busy.text}"
         return (Clue(text=text, evidence=busy.evidence),)
     off = variable_is(view, "VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
-    fusion = argument(view, "--compilation-config", "compilation_config") or ""
-    if view.case.target.engine is Engine.VLLM and off and "fuse_allreduce" not in fusion:
+    fusion = switch(view, *_FUSION) or "allreduce" in (argument(view, "--compilation-config") or "")
+    if view.case.target.engine is Engine.VLLM and off and not fusion:
         return (Clue(text=f"{off.text}, and no fusion pass was asked for", evidence=off.evidence),)
     forbidden = switch(view, "--enforce-disable-flashinfer-allreduce-fusion")
     if forbidden and not switch(view, "--enable-symm-mem", "enable_symm_mem"):
@@ -123,8 +129,7 @@ FUSION_RENDEZVOUS = Hypothesis(
             "the features are off",
         ),
         next_test="the stacks of all ranks (`py-spy dump --nonblocking --pid PID`); then the same command "
-        "with the "
-        "feature off.",
+        "with the feature off.",
         remedies=Remedies(
             native="our engine has no such feature.",
             vllm="VLLM_ALLREDUCE_USE_SYMM_MEM=0, and the fusion pass off: `--compilation-config "
@@ -198,21 +203,16 @@ FABRIC_MANAGER = Hypothesis(
             "one rank only",
         ),
         next_test="`nvidia-smi -q | grep -A4 -i fabric`; `systemctl status nvidia-fabricmanager`; the same "
-        "command "
-        "with NCCL_NVLS_ENABLE=0.",
+        "command with NCCL_NVLS_ENABLE=0.",
         remedies=Remedies(
             native="start the fabric manager (`systemctl start nvidia-fabricmanager`, the driver's very "
-            "version); "
-            "NCCL_NVLS_ENABLE=0 when only multicast fails.",
+            "version); NCCL_NVLS_ENABLE=0 when only multicast fails.",
             vllm="start the fabric manager (`systemctl start nvidia-fabricmanager`, the driver's very "
-            "version); "
-            "NCCL_NVLS_ENABLE=0 and VLLM_ALLREDUCE_USE_SYMM_MEM=0 when only multicast fails or a subset of "
-            "the "
-            "GPUs is visible.",
+            "version); NCCL_NVLS_ENABLE=0 and VLLM_ALLREDUCE_USE_SYMM_MEM=0 when only multicast fails or a "
+            "subset of the GPUs is visible.",
             sglang="start the fabric manager (`systemctl start nvidia-fabricmanager`, the driver's very "
-            "version); "
-            "leave out `--enable-nccl-nvls` and `--enable-symm-mem`, NCCL_NVLS_ENABLE=0 when only multicast "
-            "fails.",
+            "version); leave out `--enable-nccl-nvls` and `--enable-symm-mem`, NCCL_NVLS_ENABLE=0 when only "
+            "multicast fails.",
         ),
         looks=(Look.GPUS, Look.LOGS, Look.STACKS),
         prior=4,

@@ -54,8 +54,7 @@ NO_KERNEL_IMAGE = by_text(
         remedies=Remedies(
             native=_NATIVE_BUILD,
             vllm="another backend for that operator (`--attention-backend`, `--moe-backend`), or the wheel "
-            "built for "
-            "this GPU.",
+            "built for this GPU.",
             sglang="another backend for that operator (`--attention-backend`, `--moe-runner-backend`, "
             "`--fp8-gemm-backend`, `--sampling-backend pytorch`), or the wheel built for this GPU.",
         ),
@@ -87,17 +86,14 @@ PTX_TOO_NEW = by_text(
         signs=("`the provided PTX was compiled with an unsupported toolchain`",),
         vetoes=("the driver's CUDA is at least as new as the PTX",),
         next_test="`nvidia-smi` (CUDA Version) against the toolkit that the library was built with; the "
-        "driver here: "
-        "{driver}.",
+        "driver here: {driver}.",
         remedies=Remedies(
             native="a newer driver, or cuda-compat first on LD_LIBRARY_PATH, or a torch build for an older "
             "CUDA.",
             vllm="a newer driver, or cuda-compat first on LD_LIBRARY_PATH (minor version compatibility does "
-            "not "
-            "cover PTX), or the wheel for an older CUDA.",
+            "not cover PTX), or the wheel for an older CUDA.",
             sglang="a newer driver, or cuda-compat first on LD_LIBRARY_PATH (minor version compatibility "
-            "does not "
-            "cover PTX), or the wheel for an older CUDA.",
+            "does not cover PTX), or the wheel for an older CUDA.",
         ),
         looks=(Look.LOGS, Look.EXITS, Look.GPUS),
         is_recorded=True,
@@ -126,14 +122,11 @@ PTXAS_TOO_OLD = by_text(
         next_test="`ptxas --version`, and `ptxas --help | grep {architecture}`, of the one that was called.",
         remedies=Remedies(
             native="our engine compiles no kernels with ptxas; torch.compile does: TRITON_PTXAS_PATH to the "
-            "ptxas of a "
-            "toolkit that knows {architecture}.",
+            "ptxas of a toolkit that knows {architecture}.",
             vllm="TRITON_PTXAS_PATH to the ptxas of a toolkit that knows {architecture}; CUDA_HOME likewise "
-            "for "
-            "nvcc.",
+            "for nvcc.",
             sglang="TRITON_PTXAS_PATH to the ptxas of a toolkit that knows {architecture}; CUDA_HOME "
-            "likewise for "
-            "nvcc.",
+            "likewise for nvcc.",
         ),
         looks=(Look.LOGS, Look.EXITS),
         is_recorded=True,
@@ -192,11 +185,9 @@ DRIVER_JIT = Hypothesis(
             native="wait; keep ~/.nv/ComputeCache between starts (CUDA_CACHE_PATH, "
             "CUDA_CACHE_MAXSIZE=4294967296).",
             vllm="wait; keep ~/.nv/ComputeCache between starts (CUDA_CACHE_PATH, "
-            "CUDA_CACHE_MAXSIZE=4294967296), or "
-            "a wheel with native code for this GPU.",
+            "CUDA_CACHE_MAXSIZE=4294967296), or a wheel with native code for this GPU.",
             sglang="wait; keep ~/.nv/ComputeCache between starts (CUDA_CACHE_PATH, "
-            "CUDA_CACHE_MAXSIZE=4294967296), "
-            "or a wheel with native code for this GPU.",
+            "CUDA_CACHE_MAXSIZE=4294967296), or a wheel with native code for this GPU.",
         ),
         looks=(Look.STACKS, Look.MOTION, Look.GPUS),
         is_recorded=True,

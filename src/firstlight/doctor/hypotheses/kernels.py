@@ -75,8 +75,7 @@ AUTOTUNE = Hypothesis(
         condition=Condition.STARTING,
         signs=(
             "the log's last phase is autotuning; GPUs at high power (it crawls), or some at low power (the "
-            "ranks "
-            "chose different kernels)",
+            "ranks chose different kernels)",
         ),
         vetoes=("the log or the stacks are elsewhere", "GPUs at 0 %", "tuning is off"),
         next_test="the same command with tuning off.",
@@ -138,9 +137,9 @@ DEEPGEMM = Hypothesis(
         remedies=Remedies(
             native="our engine does not use DeepGEMM.",
             vllm="wait; or VLLM_DEEP_GEMM_WARMUP=skip; keep the cache (DG_JIT_CACHE_DIR) between starts.",
-            sglang="compile once ahead (`python -m sglang.compile_deep_gemm` with the server's own options), "
-            "keep the "
-            "cache (DG_JIT_CACHE_DIR), and a longer `--dist-timeout`; or SGLANG_ENABLE_JIT_DEEPGEMM=0.",
+            sglang="compile once ahead (`python -m sglang.compile_deep_gemm` with the server's own "
+            "options), keep the cache (DG_JIT_CACHE_DIR), and a longer `--dist-timeout`; or "
+            "SGLANG_ENABLE_JIT_DEEPGEMM=0.",
         ),
         looks=(Look.LOGS, Look.STACKS, Look.MOTION),
         is_recorded=True,
@@ -178,16 +177,15 @@ def _livelock(view: View) -> Judgement | None:
     if waits is None and not places:
         return None
     supports = [waits] if waits else []
+    inner = next(view.in_stack(*_SUSPECTS, keys=[place.key for place in places], innermost=12), None)
     if places:
-        weight = Weight.SOME if waits else Weight.WEAK
-        supports.append(place_clue(places[0], weight))
+        supports.append(place_clue(places[0], Weight.SOME if waits and inner else Weight.WEAK))
     one = alone(view)
     if one and waits:
         text = "there is one rank only, so that no collective can be what the kernel waits in"
         supports.append(Clue(text=text, evidence=one.evidence, weight=Weight.STRONG, group="alone"))
     if waits and (equal := ras_equal(view)):
         supports.append(equal)
-    inner = next(view.in_stack(*_SUSPECTS, keys=[place.key for place in places], innermost=12), None)
     named = f"; it was launched from {inner.frame.function} ({inner.frame.file}) or before" if inner else ""
     return Judgement(
         supports=tuple(supports),
@@ -231,8 +229,8 @@ LIVELOCK = Hypothesis(
         ),
         vetoes=("RAS counts unequal", "GPUs at 0 %, or computing", "one rank alone works n times"),
         next_test="the same command on one GPU (or a smaller model); a core dump of the GPU that names the "
-        "kernel: "
-        "CUDA_ENABLE_USER_TRIGGERED_COREDUMP=1 before the start, then one byte into its pipe; or cuda-gdb.",
+        "kernel: CUDA_ENABLE_USER_TRIGGERED_COREDUMP=1 before the start, then one byte into its pipe; or "
+        "cuda-gdb.",
         remedies=Remedies(
             native="send a bundle (`firstlight doctor --bundle FILE`): our engine launches torch's kernels "
             "only.",
