@@ -28,6 +28,7 @@ from patients.kinds import KINDS
 from patients.patient import Kind, Patient, Unavailable, Ward, until
 
 _OWN_DEADLINE_S = 90.0
+_SECOND_THOUGHT_S = 1.5  # the first word may be the complaint of another rank
 Examine = Callable[[Patient], tuple[Case, dict[str, Any]]]
 
 
@@ -92,8 +93,10 @@ def run_own(kind: Kind, seed: int, models: Path) -> list[Result]:
         with Ward(kind.name, seed, models, is_left_to_us=True) as ward:
             patient = kind.start(ward)
             assert patient.own_verdict is not None, "it has no supervisor"
-            result.summary = until(patient.own_verdict, "a verdict", _OWN_DEADLINE_S, 0.1)
+            until(patient.own_verdict, "a verdict", _OWN_DEADLINE_S, 0.1)
             result.seconds = round(time.monotonic() - patient.fault_s, 2)
+            time.sleep(_SECOND_THOUGHT_S)
+            result.summary = patient.own_verdict()
             result.subject, result.note = patient.subject or kind.subject, patient.note
             result.is_right = (result.subject or "rank-").replace("-", " ") in result.summary
             result.condition = "told"
