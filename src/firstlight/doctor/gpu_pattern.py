@@ -64,9 +64,12 @@ class GpuPattern(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The pattern with its numbers, for a clue."""
-        rows = [_row(reading) for reading in self.readings[:8]]
-        return f"GPUs {self.pattern.value}: {'; '.join(rows)}" if rows else f"GPUs {self.pattern.value}"
+        """The pattern with its numbers, for a clue; equal ones once."""
+        same: dict[str, list[str]] = {}
+        for reading in self.readings:
+            same.setdefault(_numbers(reading), []).append(str(reading.index))
+        rows = "; ".join(f"GPU {', '.join(indices)} at {text}" for text, indices in same.items() if text)
+        return f"GPUs {self.pattern.value}{f': {rows}' if rows else ''}"
 
     def of(self, index: int) -> GpuReading | None:
         """The reading of one GPU."""
@@ -181,11 +184,9 @@ def _together(readings: tuple[GpuReading, ...]) -> tuple[Pattern, tuple[int, ...
     return Pattern.MIXED, tuple(by_load[few])
 
 
-def _row(reading: GpuReading) -> str:
-    parts = [f"{reading.index}"]
-    if reading.utilization_percent is not None:
-        parts.append(f"{reading.utilization_percent} %")
+def _numbers(reading: GpuReading) -> str:
+    parts = [] if reading.utilization_percent is None else [f"{reading.utilization_percent} %"]
     if reading.power_w is not None:
         low = f" (low is below {reading.low_power_w:.0f} W)" if reading.low_power_w is not None else ""
         parts.append(f"{reading.power_w:.0f} W{low}")
-    return " ".join(parts)
+    return ", ".join(parts)

@@ -37,7 +37,7 @@ def test_patterns(
 def test_energy_between_the_looks_beats_the_power_of_a_moment() -> None:
     seen = gpus(WAITING, WAITING, power_w=690.0)
     assert gpu_pattern(server(seen=seen)).pattern is Pattern.WAITING
-    assert "125 W" in gpu_pattern(server(seen=seen)).text
+    assert "GPU 0, 1 at 100 %, 125 W" in gpu_pattern(server(seen=seen)).text
 
 
 def test_an_idle_gpu_beside_them_says_what_low_is() -> None:

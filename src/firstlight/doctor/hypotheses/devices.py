@@ -49,8 +49,7 @@ def _fell_off(view: View) -> Judgement | None:
         found = gpus_of(view)
         if found is None or not uses_gpus(view):
             return None
-        text = "every GPU answers NVML, and no thread hangs in the driver"
-        return Judgement(vetoes=(Clue(text=text, evidence=(found[0],)),))
+        return Judgement(vetoes=(Clue(text="every GPU answers NVML", evidence=(found[0],)),))
     return Judgement(
         supports=tuple(supports),
         subject=words[1] if words else None,
