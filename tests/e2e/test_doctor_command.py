@@ -40,10 +40,14 @@ def command(*arguments: str) -> list[str]:
 
 
 def doctor(*arguments: str, within: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return run([*within, *command(*arguments)])
+
+
+def run(whole: list[str]) -> subprocess.CompletedProcess[str]:
     tests = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
     return subprocess.run(
-        [*within, *command(*arguments)],
+        whole,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -154,6 +158,15 @@ def test_a_stopped_rank_is_named_without_any_right(server: RunningServer, stoppe
     done = doctor("--pid", str(server.pid), within=WITHOUT_RIGHTS)
     assert done.returncode == 12, done.stdout + done.stderr
     assert f"rank 0 (pid {stopped.pid}) is stopped" in done.stdout
+
+
+def test_another_user_gets_a_verdict_too(server: RunningServer, stopped: psutil.Process) -> None:
+    """As nobody, who may read neither the run directory nor what is open in its processes."""
+    done = run([sys.executable, "-m", "support.as_nobody", str(server.pid)])
+    assert done.returncode == 12, done.stdout + done.stderr
+    assert one(done)["cause"] == "process-stopped"
+    assert one(done)["subject"] == "rank-0"
+    assert str(stopped.pid) in one(done)["summary"]
 
 
 @pytest.mark.parametrize("who", ["rank", "supervisor"])

@@ -71,8 +71,7 @@ def _how_to_point() -> str:
 
 def examine_one(target: Target, options: DoctorOptions) -> Case:
     """All looks at one server."""
-    is_pointed_at = any(value is not None for value in (options.pid, options.url, options.run))
-    key = _key(target, options, is_pointed_at=is_pointed_at)
+    key = key_for(target, options)
     headers = (("Authorization", f"Bearer {key}"),) if key else ()
     scene = Scene(
         _with_word_of_supervisor(target),
@@ -94,13 +93,14 @@ def _with_word_of_supervisor(target: Target) -> Target:
     return msgspec.structs.replace(target, notes=(*target.notes, hide_in_text(note))) if note else target
 
 
-def _key(target: Target, options: DoctorOptions, *, is_pointed_at: bool) -> str | None:
-    """The key of the run itself where we may read it; else the one that was given."""
+def key_for(target: Target, options: DoctorOptions) -> str | None:
+    """The key that was given in a file; else the run's own where we may read it; else the environment's."""
     if options.api_key_file is not None:
         return gather_keys((), options.api_key_file)[0]
     if target.run_dir is not None:
         with contextlib.suppress(OSError, IndexError, UnicodeDecodeError):
             return (Path(target.run_dir) / API_KEYS_FILE).read_text(encoding="utf-8").split()[0]
+    is_pointed_at = any(value is not None for value in (options.pid, options.url, options.run))
     is_ours = bool(target.processes) and all(one.uid == os.geteuid() for one in target.processes)
     return next(iter(environment.api_keys()), None) if is_ours or is_pointed_at else None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,11 +86,15 @@ def _from_signal(scene: Scene, process: TargetProcess, reasons: list[str]) -> Py
 def _written_to(scene: Scene, process: TargetProcess) -> Path | None:
     """Where a process of ours writes its stacks; None for all others."""
     target = scene.target
-    if target.engine is not Engine.NATIVE or target.run_dir is None or process.role not in _WITH_HANDLER:
+    if target.engine is not Engine.NATIVE or target.run_dir is None or process.uid != os.geteuid():
         return None
     path = stacks_path(Path(target.run_dir), process.key)
-    is_ours = path.is_file() and not path.is_symlink() and path.stat().st_uid == os.geteuid()
-    return path if is_ours and process.uid == os.geteuid() else None
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    return path if is_ours and process.role in _WITH_HANDLER else None
 
 
 def _read_back(path: Path, start: int) -> str:
