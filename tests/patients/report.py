@@ -41,6 +41,14 @@ def report(results: Sequence[Result], kinds: Mapping[str, Kind]) -> int:
     return 0 if right >= MIN_RIGHT and not alarms and median_s <= MAX_MEDIAN_S else 1
 
 
+def report_kinds(kinds: Iterable[Kind]) -> int:
+    """Each kind, what it is, and the verdict that is right; 0."""
+    for kind in kinds:
+        print(f"{kind.name:28s} {'/'.join(sorted(kind.conditions))}: {'/'.join(sorted(kind.causes))}")
+        print(f"{'':28s}   {kind.what}{f' ({kind.why})' if kind.why else ''}")
+    return 0
+
+
 def report_own(results: Sequence[Result]) -> int:
     """What the supervisor said by itself, and how long it took; 0 when it always named the right process."""
     for result in results:

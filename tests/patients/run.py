@@ -22,7 +22,7 @@ from patients.kinds import KINDS
 from patients.models import provide
 from patients.one import Result
 from patients.patient import HERE, SOURCES
-from patients.report import report, report_own
+from patients.report import report, report_kinds, report_own
 
 OUTPUT = HERE.parents[1] / "build" / "patients"
 # Ten kinds that are well, each looked at fifty times in the full run.
@@ -58,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = chosen or [name for name, kind in KINDS.items() if kind.is_quick or not given.short]
     if given.own:
         kinds = [name for name in kinds if name in OWN]
+    if given.list:
+        return report_kinds(KINDS[name] for name in kinds)
     unknown = [name for name in kinds if name not in KINDS]
     if unknown:
         sys.exit(f"there is no kind {', '.join(unknown)}; there are: {', '.join(KINDS)}")
@@ -87,6 +89,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="patients", description=__doc__)
     parser.add_argument("--kinds", default="", help="only these, with commas")
     parser.add_argument("--seeds", type=int, default=5, help="patients of each kind")
+    parser.add_argument("--list", action="store_true", help="only say what there is")
     parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--healthy", type=int, default=0, help="looks at each of ten healthy kinds")
     parser.add_argument("--own", action="store_true", help="the supervisor's own verdict on eleven kinds")
