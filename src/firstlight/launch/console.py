@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _WORTH_A_LINE_S = 0.05
 _REPEAT_S = 5.0  # how often a long phase is mentioned where no live line is possible
+_REPEAT_UNCOUNTED_S = 20.0  # … and one of which only the time is known
 
 
 class Console:
@@ -82,7 +83,7 @@ class Console:
             self._show_live()
         elif line.phase == READY:
             return
-        elif line.time_s - self._last_said_s(line) >= _REPEAT_S:
+        elif line.time_s - self._last_said_s(line) >= (_REPEAT_S if line.unit else _REPEAT_UNCOUNTED_S):
             self._mentioned[line.name] = line
             self.say(self._describe(track, line.time_s))
 

@@ -61,6 +61,8 @@ def described(track: PhaseTrack) -> str:
     if last.total:
         share = 100 * last.done // last.total
         text += f", {amount(last.done, last.unit, short=True)} of {amount(last.total, last.unit)} ({share} %)"
+    elif last.detail and not last.unit:
+        text += f" ({last.detail})"
     if remaining_s is not None and last.done < last.total:
         text += f", about {max(1, math.ceil(remaining_s))} s left"
     return text

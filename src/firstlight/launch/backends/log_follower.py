@@ -70,6 +70,7 @@ class LogFollower:
             self._remember(pid)
             self._boxes.claim(name, pid)
             self._boxes.report(name, "imports")
+            self._tell_silent_ranks("imports")
 
     def output(self, name: str, line: OutputLine) -> None:
         """A line of the engine waits for the next `read`."""
