@@ -133,6 +133,12 @@ def test_unequal_counts_are_a_desync_and_no_kernel() -> None:
     assert "kernel-livelock" in [one.cause for one in found.excluded]
 
 
+def test_the_rank_whose_gpu_stands_still_is_the_one_that_did_not_come() -> None:
+    found = verdict(ranks=4, spins=True, log=(WEIGHTS,), seen=gpus(WAITING, WAITING, IDLE, WAITING))
+    assert (found.cause, found.subject) == ("collective-desync", "rank-2")
+    assert "rank-2 has launched no kernel" in found.summary
+
+
 def test_equal_counts_and_a_host_that_waits_for_a_kernel() -> None:
     found = verdict(spins=True, log=(WEIGHTS, CAPTURED), stacks=SYNC, seen=[*WAITS, *ras()])
     assert found.cause == "kernel-livelock"

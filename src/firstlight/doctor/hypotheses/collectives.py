@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from firstlight.doctor import describe
+from firstlight.doctor.hypotheses.gpu_case import without_a_kernel
 from firstlight.doctor.hypothesis import (
     Card,
     Clue,
@@ -36,8 +37,8 @@ def _desync(view: View) -> Judgement | None:
     if view.motion.expected_ranks == 1 and len(view.ranks) <= 1:
         return Judgement(vetoes=(Clue(text="there is one rank only", evidence=view.motion.evidence[:2]),))
     by_stack = _minority(view)
-    by_ras = _ras(view)
-    if not edges and by_stack is None and by_ras is None:
+    by_ras, by_gpu = _ras(view), without_a_kernel(view)
+    if not edges and by_stack is None and by_ras is None and by_gpu is None:
         if view.motion.state is State.UNCLEAR and view.is_starting:
             return Judgement(summary="a rank may be absent from a collective or a barrier of the others.")
         return None
@@ -52,6 +53,9 @@ def _desync(view: View) -> Judgement | None:
     if by_stack is not None:
         subject, clue = subject or by_stack[0], by_stack[1]
         supports.append(clue)
+    if by_gpu is not None:
+        subject = subject or by_gpu[0]
+        supports.append(by_gpu[1])
     if by_ras is not None:
         supports.append(by_ras)
     contradicts = () if view.has_stopped_moving or by_ras else (still_moves(view),)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from firstlight.doctor.evidence import Case
-from firstlight.doctor.gpu_pattern import GpuPattern, Pattern, gpu_pattern
+from firstlight.doctor.gpu_pattern import GpuPattern, Load, Pattern, gpu_pattern
 from firstlight.doctor.hypothesis import Clue, Weight
 from firstlight.doctor.identity import option
 from firstlight.doctor.motion import State
@@ -212,6 +212,17 @@ def waits_for_gpu(view: View, key: str) -> Clue | None:
         text = f"{key} has loaded the driver's compiler of PTX, which uses one core"
         return Clue(text=text, evidence=(seen.id,), weight=Weight.STRONG)
     return None
+
+
+def without_a_kernel(view: View) -> tuple[str, Clue] | None:
+    """The one rank whose GPU stands still while those of the others wait inside a kernel."""
+    found = gpu_pattern(view.case)
+    odd = [reading for reading in found.readings if reading.index in found.outliers]
+    rest = [reading.load for reading in found.readings if reading.index not in found.outliers]
+    if len(odd) != 1 or odd[0].load is not Load.IDLE or set(rest) != {Load.WAITING} or not odd[0].owners:
+        return None
+    text = f"{odd[0].owners[0]} has launched no kernel, and the others wait in one: {found.text}"
+    return odd[0].owners[0], Clue(text=text, evidence=found.evidence, weight=Weight.STRONG, group="gpus")
 
 
 def is_silent_start(view: View) -> bool:
