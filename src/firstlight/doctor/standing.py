@@ -20,7 +20,7 @@ from firstlight.doctor.values_process import (
     ThreadState,
 )
 
-_READS = ("read", "readv", "pread64", "preadv")
+_READS = ("read", "readv", "pread64", "preadv", "preadv2")
 # What the kernel calls a thread that waits for a page or a request of a disk or of a network file system.
 _DISK = re.compile(r"folio_wait|wait_on_page|blk_|rq_qos|io_schedule|nfs|fuse|request_wait|filemap")
 _POLLS = re.compile(r"(^|[_.])(wait|acquired?|sleep|poll|select|recv|recv_bytes|get|join|barrier)$")

@@ -46,6 +46,7 @@ class Watch:
         self._follower = follower
         self._pulses = Pulses()
         self._verdict: Stalled | None = None
+        self._next_look_s = 0.0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -85,8 +86,10 @@ class Watch:
             if not stopped and quietest_s < _LOOK_S:
                 self._verdict = None
                 self._tell(Recovered())
-        elif stopped or quietest_s >= self._config.launch.stall_look_s:
+        elif stopped or (quietest_s >= self._config.launch.stall_look_s and now_s >= self._next_look_s):
             self._examine(boxes, quiet_s)
+            # What is busy without a sign of progress may be so for long: it is not looked at all the time.
+            self._next_look_s = self._clock.now_s() + quietest_s / 2
 
     def _take_pulses(self) -> tuple[float, dict[str, Box]]:
         now_s, boxes = self._clock.now_s(), self._boxes()
@@ -95,8 +98,12 @@ class Watch:
         return now_s, boxes
 
     def _is_at_rest(self, boxes: Mapping[str, Box], ranks: list[str]) -> bool:
-        """All ranks serve, and the leading one has nothing to do."""
-        return all(is_serving(boxes[name]) for name in ranks) and not has_work(boxes[ranks[0]])
+        """All ranks serve, and neither the leading one nor the api process has anything open.
+
+        The api process counts too: a rank that hangs between two requests has not taken the next one.
+        """
+        asked = [boxes[name] for name in (ranks[0], API) if name in boxes]
+        return all(is_serving(boxes[name]) for name in ranks) and not any(map(has_work, asked))
 
     def _api_should_tick(self, boxes: Mapping[str, Box]) -> bool:
         """Its event loop turns as soon as its imports are done, whatever the engine does."""
@@ -117,7 +124,8 @@ class Watch:
         motion = judge_motion(case, self._follower.thresholds(boxes), dict(quiet_s))
         verdict = stalled(case, motion, wait_graph(case))
         if verdict is None or self._end.is_set():
-            if motion.state in (State.MOVING, State.SLOW):
+            # Only what really moved starts the time anew: who is merely busy has to show something some day.
+            if any(one.progress for one in motion.processes) or motion.state is State.IDLE:
                 self._pulses.rest(list(boxes), self._clock.now_s())
             return
         if not is_proven(motion) and not self._stays_quiet(verdict.name):

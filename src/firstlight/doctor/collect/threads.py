@@ -45,6 +45,7 @@ _X86_64 = {
     281: "epoll_pwait",
     288: "accept4",
     295: "preadv",
+    327: "preadv2",
 }
 _AARCH64 = {
     22: "epoll_pwait",
@@ -71,10 +72,23 @@ _AARCH64 = {
     212: "recvmsg",
     242: "accept4",
     260: "wait4",
+    286: "preadv2",
 }
 _NAMES = {"x86_64": _X86_64, "aarch64": _AARCH64}.get(platform.machine(), {})
 _FIRST_ARGUMENT_IS_FD = frozenset(
-    ("read", "write", "pread64", "readv", "writev", "preadv", "connect", "accept", "accept4", "sendto")
+    (
+        "read",
+        "write",
+        "pread64",
+        "readv",
+        "writev",
+        "preadv",
+        "preadv2",
+        "connect",
+        "accept",
+        "accept4",
+        "sendto",
+    )
     + ("recvfrom", "sendmsg", "recvmsg", "fcntl", "flock", "fsync", "epoll_wait", "epoll_pwait")
 )
 

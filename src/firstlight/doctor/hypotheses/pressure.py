@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Weight, same
 from firstlight.doctor.motion import State
+from firstlight.doctor.progress import processor_use
 from firstlight.doctor.values_host import CgroupMemory, Pressure
 from firstlight.doctor.view import View
+
+_MIN_WANTED_CORES = 0.3
 
 
 def _thrash(view: View) -> Judgement | None:
@@ -55,6 +58,9 @@ THRASH = Hypothesis(
 def _starved(view: View) -> Judgement | None:
     if view.motion.state not in (State.MOVING, State.SLOW, State.UNCLEAR) or not view.is_starting:
         return None
+    queued = [one for one in view.workers if _is_queued(view, one.key)]
+    if not queued:
+        return None  # the host is crowded, but that is not what this server waits for
     clues = [
         Clue(
             text=f"tasks waited for a processor {seen.value.cpu.some_percent:.0f} % of the last 10 s",
@@ -67,12 +73,21 @@ def _starved(view: View) -> Judgement | None:
     return Judgement(supports=tuple(clues[:1])) if clues else None
 
 
+def _is_queued(view: View, key: str) -> bool:
+    """Whether a process waits for a processor for about as long as it has one."""
+    use = processor_use(view.case, key)
+    return use is not None and use.wanted > _MIN_WANTED_CORES and use.cores < 0.6 * use.wanted
+
+
 STARVED = Hypothesis(
     Card(
         cause="processor-starved",
         title="others use the processors: everything takes longer",
         condition=Condition.SLOW,
-        signs=("cpu pressure `some` above 60 % on the host, and the start goes on, slowly",),
+        signs=(
+            "its threads wait for a processor as long as they have one (schedstat)",
+            "cpu pressure above 60 %",
+        ),
         vetoes=("no pressure",),
         next_test="`top`: who uses them; `cat /proc/pressure/cpu`.",
         remedies=same("wait, end the others, or give it cores of its own (`taskset`, a container's cpuset)."),
