@@ -124,7 +124,7 @@ def _holds_gil(case: Case) -> bool:
 
 def _uses_a_core(case: Case) -> bool:
     pair = case.pair(ProcessState, "rank-0")
-    return pair is not None and pair.second.value.cpu_s - pair.first.value.cpu_s > 0.4 * pair.seconds
+    return pair is not None and pair.second.value.cpu_s - pair.first.value.cpu_s > 0.1 * pair.seconds
 
 
 KINDS = (
