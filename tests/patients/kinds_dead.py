@@ -15,7 +15,7 @@ from firstlight.doctor.evidence import Case
 from firstlight.doctor.values_process import ExitRecord, ProcessState
 from patients.foreign_servers import Foreign
 from patients.models import SHARDED, TINY
-from patients.native import Load, Server, box
+from patients.native import Load, Server
 from patients.patient import Kind, Patient, Ward, until, until_still
 from patients.places import little_memory
 
@@ -134,9 +134,8 @@ def _address_limit(ward: Ward) -> Patient:
     """No more address space than the rank has after its imports and a little more."""
     server = Server(ward, ward.models / SHARDED).started()
     pid = server.pid("rank-0")
-    until(lambda: (b := box(server.run_dir, "rank-0")) and len(b.phases) >= 2, "its imports", every_s=0.001)
+    server.until_phase("rank-0", "rendezvous", "device", "build", "prepare")
     extra_bytes = ward.random.randrange(1, 40) * 2**20
-    time.sleep(2.0)
     with open(f"/proc/{pid}/statm") as file:
         now_bytes = int(file.read().split()[0]) * resource.getpagesize()
     resource.prlimit(pid, resource.RLIMIT_AS, (now_bytes + extra_bytes, now_bytes + extra_bytes))
