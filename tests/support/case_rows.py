@@ -45,10 +45,10 @@ def asleep(key: str, pid: int, **fields: object) -> Rows:
     return [*both(key, ProcessState(state="S", num_threads=1)), *both(key, threads)]
 
 
-def busy(key: str, pid: int, cores: float = 1.0) -> Rows:
+def busy(key: str, pid: int, cores: float = 1.0, queued: float = 0.0) -> Rows:
     rows: Rows = []
     for look in (0, 1):
-        state = thread(pid, state="R", wchan="", cpu_s=1.0 + look * 2.0 * cores)
+        state = thread(pid, state="R", wchan="", cpu_s=1.0 + look * 2.0 * cores, queued_s=look * 2.0 * queued)
         rows.append((look, key, Threads(threads=(state,), cpu_source="schedstat")))
         rows.append((look, key, ProcessState(state="R", num_threads=1)))
     return rows

@@ -277,7 +277,7 @@ def starved() -> Case:
             path="b", box=box(0, phase="build", odometer=Odometer(look, 9, "layers")), is_alive=True
         )
         rows.append((look, "rank-0", seen))
-    return one_rank(busy("rank-0", 10, 0.3), rows, both(HOST, pressure))
+    return one_rank(busy("rank-0", 10, 0.3, queued=0.6), rows, both(HOST, pressure))
 
 
 def port_taken() -> Case:

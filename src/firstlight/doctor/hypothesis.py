@@ -100,7 +100,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
     `depth`: 0 for causes at the root, 1 for what may be the consequence of another one, 2 for a mere symptom.
     `prior`: the place among causes that nothing speaks for, by how often silent starts of the public reports
-    had it; they are no sample, so it orders and does not weigh. `is_recorded`: judged from recorded evidence only, as nobody here has such a device to try it on.
+    had it; they are no sample, so it orders and does not weigh. `is_recorded`: judged from recorded evidence
+    only, as nobody here has such a device to try it on.
     """
 
     cause: str

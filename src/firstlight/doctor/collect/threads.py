@@ -89,7 +89,7 @@ _FIRST_ARGUMENT_IS_FD = frozenset(
         "accept4",
         "sendto",
     )
-    + ("recvfrom", "sendmsg", "recvmsg", "fcntl", "flock", "fsync", "epoll_wait", "epoll_pwait")
+    + ("sendto", "recvfrom", "sendmsg", "recvmsg", "fcntl", "flock", "fsync", "epoll_wait", "epoll_pwait")
 )
 
 
