@@ -89,6 +89,12 @@ def test_sockets_that_do_not_get_through(seen: Rows, is_it: bool) -> None:
         assert "nc -zv 10.0.0.2 29500" in found.next_test
 
 
+def test_a_hub_on_a_port_of_its_own_is_no_rank() -> None:
+    variables = {"HF_ENDPOINT": "http://10.0.0.2:8800"}
+    found = judge(server(log=("x",), variables=variables, seen=ends("SYN_SENT", "10.0.0.2:8800")))
+    assert found.cause != "bootstrap-network"
+
+
 def test_a_dead_rank_is_nearer_to_the_root_than_who_cannot_reach_it() -> None:
     alive, dead = made_up("rank-0", 100, rank=0), made_up("rank-1", 101, rank=1)
     thread = ThreadState(tid=100, name="main", state="S", cpu_s=0.0, major_faults=0)

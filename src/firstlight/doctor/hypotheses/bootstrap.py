@@ -40,6 +40,7 @@ _WORDS = (
 )
 _STACK = (r"rendezvous\.py:", r"init_process_group", r"ncclCommInitRank", r"pynccl.*:__init__", r"TCPStore")
 _OUTSIDE_PORTS = ("80", "443", "3128", "8080")
+_OUTSIDE_VARIABLES = ("HF_ENDPOINT", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _LOOPBACK = re.compile(r"^\[?(?:127\.|::1|0000:0000:0000:0000:0000:0000:0000:0001|::ffff:127\.)")
 _TRYING = ("SYN_SENT",)
 _FATAL_STATES = (State.DEAD, State.ZOMBIE)
@@ -100,8 +101,11 @@ def _ends(view: View, look: int) -> tuple[Seen[Sockets], dict[int, SocketEnd]] |
     }
 
 
-def _is_outside(end: SocketEnd) -> bool:
-    return end.remote.rpartition(":")[2] in _OUTSIDE_PORTS
+def _is_outside(view: View, end: SocketEnd) -> bool:
+    """A hub or a proxy, by its port or by the variables that name one."""
+    port = end.remote.rpartition(":")[2]
+    named = [text for _, text, _ in view.variable(*_OUTSIDE_VARIABLES)]
+    return port in _OUTSIDE_PORTS or any(re.search(rf":{port}\b", text) for text in named)
 
 
 def _trying(view: View) -> tuple[str, Clue, str] | None:
@@ -110,7 +114,7 @@ def _trying(view: View) -> tuple[str, Clue, str] | None:
     if last is None:
         return None
     for end in last[1].values():
-        if end.state not in _TRYING or _is_outside(end):
+        if end.state not in _TRYING or _is_outside(view, end):
             continue
         old = first[1].get(end.inode) if first else None
         is_old = first is not None and first[0].id != last[0].id and old is not None and old.state in _TRYING
@@ -132,7 +136,7 @@ def _stalled(view: View) -> tuple[str, Clue, str] | None:
         old = first[1].get(inode)
         if old is None or end.state != "ESTABLISHED" or end.peers or _LOOPBACK.match(end.remote):
             continue
-        if end.send_bytes and end.send_bytes == old.send_bytes and not _is_outside(end):
+        if end.send_bytes and end.send_bytes == old.send_bytes and not _is_outside(view, end):
             text = (
                 f"{end.send_bytes} bytes from {end.owners[0]} to {end.remote} wait to be taken, in both looks"
             )
