@@ -115,7 +115,7 @@ def _was_debugged(ward: Ward) -> Patient:
     if is_loaded:
         Load(ward, server)
     pid = server.pid("rank-0")
-    command = ["gdb", "-nx", "-batch", "-p", str(pid), "-ex", "bt 1", "-ex", "detach"]
+    command = ["gdb", "-nx", "-batch", "-iex", "set auto-solib-add off", "-p", str(pid), "-ex", "detach"]
     subprocess.run(command, capture_output=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
     return server.patient("under load" if is_loaded else "idle")
 

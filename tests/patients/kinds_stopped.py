@@ -6,6 +6,7 @@ Listed by `kinds`. Invariant: the stop is found by its moment in the engine's ow
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -59,13 +60,13 @@ def _stopped_serving(ward: Ward) -> Patient:
 
 def _held_by_a_debugger(ward: Ward) -> Patient:
     """gdb at its prompt: attached, and nobody types."""
-    if not os.path.exists("/usr/bin/gdb"):
+    if shutil.which("gdb") is None:
         raise Unavailable("gdb is not installed")
     server = Server(ward, ward.models / TINY, *SLOW_TO_JUDGE).ready()
     Load(ward, server)
     pid = server.pid("rank-0")
     ward.spawn(
-        ["gdb", "-nx", "-p", str(pid), "-ex", "set confirm off"],
+        ["gdb", "-nx", "-iex", "set auto-solib-add off", "-p", str(pid)],
         {},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

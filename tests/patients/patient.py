@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from firstlight.base.blackbox.store import drop_boxes
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.target import Target
 
@@ -93,6 +94,8 @@ class Ward:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         left = self.end_all()
+        for run_dir in self.folder.glob("firstlight-*"):
+            drop_boxes(run_dir)  # in shared memory; who would have removed them was ended too
         self.stack.close()
         assert not left, f"processes {left} could not be ended"
 
