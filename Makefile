@@ -51,7 +51,7 @@ patients-short: $(TEST)
 	$(BIN)/pytest -q tests/patients
 
 patients: $(TEST)  ## the doctor's confusion matrix over real processes with real faults (an hour)
-	@PYTHONPATH=src:tests $(BIN)/python -m patients.run --healthy 50 $(ARGS)
+	@PYTHONPATH=src:tests $(BIN)/python -m patients.run $(ARGS)
 
 # The GPU tests come along: where there is no GPU they are skipped, and say so.
 unit: $(TEST)

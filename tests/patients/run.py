@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 when the figures that are asked for were reached."""
     given = _parse(arguments)
     chosen = [name for name in given.kinds.split(",") if name]
-    if chosen or given.short:
-        given.healthy = 0  # fifty looks at each of ten belong to the whole
+    if given.healthy is None:
+        given.healthy = 0 if chosen or given.short else 50
     kinds = chosen or [name for name, kind in KINDS.items() if kind.is_quick or not given.short]
     if given.own:
         kinds = [name for name in kinds if name in OWN]
@@ -91,7 +91,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=5, help="patients of each kind")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
-    parser.add_argument("--healthy", type=int, default=0, help="looks at each of ten healthy kinds")
+    parser.add_argument("--healthy", type=int, help="looks at each of ten healthy kinds; 50 in the whole")
     parser.add_argument("--own", action="store_true", help="the supervisor's own verdict on eleven kinds")
     parser.add_argument("--short", action="store_true", help="only the quick kinds")
     parser.add_argument("--by-command", action="store_true", help="run `firstlight doctor` on each")
