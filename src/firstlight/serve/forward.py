@@ -84,6 +84,7 @@ class Forward:
         try:
             await answer.start(response)
             async for chunk in response.aiter_raw():
+                self._upstream.note_piece()
                 await answer.chunk(chunk)
             await answer.end()
         finally:

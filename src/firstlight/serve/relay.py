@@ -40,9 +40,9 @@ from firstlight.serve.upstream import Upstream, read_place
 
 
 class RelayHttp(HttpServer):
-    """While it serves, its odometer counts the engine's tokens."""
+    """While it serves, its odometer counts what the engine has done; see `Upstream`."""
 
-    serving_unit = "tokens"
+    serving_unit = "tokens and pieces"
 
 
 class OwnPaths:

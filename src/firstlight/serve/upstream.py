@@ -51,7 +51,11 @@ def read_place(run_dir: str | Path) -> Place:
 
 
 class Upstream:
-    """Open requests and the verdict on the engine. `recorder` gets the tokens that its metrics tell."""
+    """Open requests and the verdict on the engine.
+
+    `recorder` gets the tokens that its metrics tell, and the pieces of answers that have come: together they
+    grow as long as the engine gets anywhere, whatever its metrics leave out.
+    """
 
     def __init__(self, place: Place, recorder: Recorder | None = None) -> None:
         self.place = place
@@ -60,6 +64,7 @@ class Upstream:
         self._failure: Failed | None = None
         self._is_draining = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._num_tokens = self._num_pieces = 0
 
     @property
     def is_serving(self) -> bool:
@@ -105,6 +110,11 @@ class Upstream:
             self._open.discard(ended)
             ended.cancel()
 
+    def note_piece(self) -> None:
+        """A piece of an answer has come."""
+        self._num_pieces += 1
+        self._recorder.advance(self._num_tokens + self._num_pieces)
+
     def unavailable(self) -> RequestError:
         """Why requests are not handed on."""
         if self._failure is not None:
@@ -149,7 +159,8 @@ class Upstream:
                 continue
             with contextlib.suppress(httpx.HTTPError):
                 answer = await self.client.get("/metrics", timeout=_CONNECT_S)
-                self._recorder.advance(sum_of(answer.text, self.place.counters))
+                self._num_tokens = sum_of(answer.text, self.place.counters)
+                self._recorder.advance(self._num_tokens + self._num_pieces)
 
 
 def sum_of(metrics: str, names: tuple[str, ...]) -> int:

@@ -125,9 +125,10 @@ class Sglang:
 
 
 KINDS: Mapping[str, Kind] = {"vllm": Vllm(), "sglang": Sglang()}
+# Metrics that grow while a request is worked on. SGLang counts most tokens when a request has ended only.
 COUNTERS = {
     "vllm": ("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
-    "sglang": ("sglang:prompt_tokens_total", "sglang:generation_tokens_total"),
+    "sglang": ("sglang:realtime_tokens_total", "sglang:generation_tokens_total"),
 }
 
 
