@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.values_process import Limits
@@ -15,7 +14,7 @@ from patients.foreign_servers import Foreign
 from patients.kinds_dead import is_zombie
 from patients.models import TINY
 from patients.native import SLOW_TO_JUDGE, Load, Server, change
-from patients.patient import Kind, Patient, Ward, need_root, until
+from patients.patient import Kind, Patient, Ward, need_root, until, until_still
 from patients.places import few_tasks, small_shared_memory
 
 _DEAD_OR_STUCK = frozenset({"dead", "stuck"})
@@ -65,9 +64,7 @@ def _few_threads(ward: Ward) -> Patient:
     """A group for tasks that is too small for a foreign server; a rank fails, and its parent waits."""
     group = few_tasks(ward, ward.random.randrange(5, 8))
     server = Foreign(ward, "sglang", ward.models / TINY, 2, {}, preexec_fn=group.enter)
-    words = ("can't start new thread", "Resource temporarily unavailable", "pthread_create")
-    until(lambda: any(word in server.said() for word in words), "the failure", every_s=0.05)
-    time.sleep(1.0)
+    until_still(*(server.titled(f"sglang::scheduler_TP{rank}") for rank in range(2)))
     return server.patient()
 
 
