@@ -116,7 +116,10 @@ def _uid(census: Census, pid: int) -> int | None:
 
 
 def _single_rank(found: list[TargetProcess], expected: int | None) -> list[TargetProcess]:
-    """With one rank, vLLM's engine core holds the model itself."""
+    """With one rank, vLLM's engine core holds the model itself, or a worker that does not say its number."""
+    ranks = [process for process in found if process.role is Role.RANK]
+    if expected == 1 and len(ranks) == 1 and ranks[0].rank is None:
+        return [msgspec.structs.replace(p, rank=0) if p is ranks[0] else p for p in found]
     cores = [process for process in found if process.role is Role.ENGINE]
     if expected != 1 or len(cores) != 1 or any(process.role is Role.RANK for process in found):
         return found

@@ -64,14 +64,19 @@ def target_of_url(url: str, procfs: ProcFs | None = None) -> Target:
 
 
 def target_of_run(run_dir: str | Path, procfs: ProcFs | None = None) -> Target:
-    """The native run of a directory, be it alive or dead. Raises `UsageError` when there is none."""
+    """The run of a directory, be it alive or dead. Raises `UsageError` when there is none.
+
+    Our own processes name it in their arguments, those of a foreign engine carry it in their environment.
+    """
     folder = Path(run_dir)
     if not folder.is_dir():
         raise UsageError(f"{folder} is no run directory.", "List the runs with `firstlight ps`.")
     census = Census(procfs or ProcFs())
     name = str(folder)
     roots = {
-        census.root(pid) for pid, command in census.commands.items() if census.serves(pid) and name in command
+        census.root(pid)
+        for pid, command in census.commands.items()
+        if census.serves(pid) and (name in command or _run_of(census.procfs, pid) == folder.name)
     }
     return assemble(census, census.members(roots), run_dir=name)
 

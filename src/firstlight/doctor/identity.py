@@ -88,11 +88,20 @@ def _native(command: Sequence[str]) -> Identity | None:
         return Identity(engine=Engine.NATIVE, role=Role.RANK, labels=labels)
     if module == "firstlight.serve.api":
         return Identity(engine=Engine.NATIVE, role=Role.API)
+    # Whose server it is these do not know: a foreign engine has them too.
+    if module == "firstlight.serve.relay":
+        return Identity(engine=Engine.UNKNOWN, role=Role.API)
     if any(argument.endswith("firstlight/launch/janitor.py") for argument in command[:6]):
-        return Identity(engine=Engine.NATIVE, role=Role.JANITOR)
-    if _runs(command, "firstlight", "serve") and option(command, ("--backend",)) in (None, "native"):
-        return Identity(engine=Engine.NATIVE, role=Role.SUPERVISOR)
+        return Identity(engine=Engine.UNKNOWN, role=Role.JANITOR)
+    if _runs(command, "firstlight", "serve"):
+        return Identity(engine=_backend(command), role=Role.SUPERVISOR)
     return None
+
+
+def _backend(command: Sequence[str]) -> Engine:
+    ours = list(command)[: list(command).index("--")] if "--" in command else command
+    name = option(ours, ("--backend",))
+    return {"vllm": Engine.VLLM, "sglang": Engine.SGLANG}.get(name or "", Engine.NATIVE)
 
 
 def _foreign_launcher(command: Sequence[str]) -> Identity | None:

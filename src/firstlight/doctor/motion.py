@@ -140,6 +140,9 @@ class _Judge:
         return State.UNCLEAR, (f"nothing useful moved, and it used {use.cores:.2f} cores",)
 
     def _busy(self, key: str, use: ProcessorUse, quiet_s: float) -> tuple[State, tuple[str, ...]]:
+        if self.serving.is_up and not self.serving.num_requests and self.serving.is_generating is not False:
+            # Without a request that waits in every look, a busy process may well have answered some.
+            return State.MOVING, (f"it uses {use.cores:.2f} cores, and no request is known to wait",)
         limit_s = self.thresholds.spin_serving_after_s
         if not self.serving.is_up:
             limit_s = self._spin_limit_s(key, quiet_s)

@@ -13,7 +13,7 @@ import msgspec
 
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.target import RUN, Engine, Role
-from firstlight.doctor.values_host import Compilers
+from firstlight.doctor.values_host import Compilers, RequestLoad
 from firstlight.doctor.values_process import BlackBoxSeen, InputOutput, ProcessState, Threads
 
 # Less than this is what any event loop reads of its own pipes, or a page that came back from swap.
@@ -23,7 +23,8 @@ _MIN_FAULTS_PER_S = 2.0
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that moved: "phase", "odometer", "steps", "bytes read", "major faults" or "compilers"."""
+    """One thing that moved: "phase", "odometer", "steps", "tokens", "bytes read", "major faults",
+    "compilers"."""
 
     what: str
     per_s: float
@@ -47,7 +48,7 @@ class ProcessorUse(msgspec.Struct, frozen=True, kw_only=True):
 def progress_of(case: Case, key: str) -> tuple[Progress, ...]:
     """All useful progress of one process; empty when nothing moved, or when there was one look only."""
     read = (*_of_reads(case, key), *_of_faults(case, key)) if _reads_for_a_start(case, key) else ()
-    return (*_of_box(case, key), *read, *_of_compilers(case, key))
+    return (*_of_box(case, key), *read, *_of_compilers(case, key), *_of_tokens(case, key))
 
 
 def _reads_for_a_start(case: Case, key: str) -> bool:
@@ -137,6 +138,20 @@ def _of_faults(case: Case, key: str) -> Iterator[Progress]:
     if per_s >= _MIN_FAULTS_PER_S:
         detail = f"{per_s:.0f} pages a second read through a mapping"
         yield Progress(what="major faults", per_s=per_s, detail=detail, evidence=pair.ids)
+
+
+def _of_tokens(case: Case, key: str) -> Iterator[Progress]:
+    """Tokens that a foreign engine has counted; which of its processes made them, nobody says."""
+    pair, process = case.pair(RequestLoad, RUN), case.target.process(key)
+    is_worker = process is not None and process.role in (Role.RANK, Role.ENGINE)
+    if pair is None or not is_worker or case.seen(BlackBoxSeen, key) is not None:
+        return
+    before, after = pair.first.value.tokens, pair.second.value.tokens
+    if before is not None and after is not None and after > before:
+        tokens = after - before
+        yield Progress(
+            what="tokens", per_s=tokens / pair.seconds, detail=f"{tokens} tokens", evidence=pair.ids
+        )
 
 
 def _of_compilers(case: Case, key: str) -> Iterator[Progress]:

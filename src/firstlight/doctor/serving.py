@@ -47,8 +47,9 @@ def serving_of(case: Case) -> Serving:
         ids += [seen.id for seen in probes[-1:]]
     loads = case.all(RequestLoad, subject=RUN)
     if loads and requests is None:
-        requests = loads[-1].value.running + loads[-1].value.waiting
-        ids.append(loads[-1].id)
+        # Those that were there in every look: what runs once and is gone then was served.
+        requests = min(seen.value.running + seen.value.waiting for seen in loads)
+        ids += [seen.id for seen in loads]
     tried = case.all(Generation, subject=RUN)
     ids += [seen.id for seen in tried]
     return Serving(

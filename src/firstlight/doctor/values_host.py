@@ -216,11 +216,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag="generation"):
 
 
 class RequestLoad(msgspec.Struct, frozen=True, kw_only=True, tag="request-load"):
-    """Requests that the server says it has, from its metrics."""
+    """Requests that the server says it has, from its metrics. `tokens`: read and written since its start."""
 
     url: str
     running: int
     waiting: int
+    tokens: int | None = None
 
 
 class RasCount(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,9 @@ _LOAD = re.compile(
     r"(running|waiting|running_reqs|queue_reqs)(?:\{[^}]*\})? ([0-9.e+]+)",
     re.MULTILINE,
 )
+_TOKENS = re.compile(
+    r"^(?:vllm|sglang|firstlight):(?:generation|prompt)_tokens_total(?:\{[^}]*\})? ([0-9.e+]+)", re.MULTILINE
+)
 _LOOPBACK = {"127.0.0.1": "::1", "::1": "127.0.0.1"}
 
 
@@ -186,7 +189,9 @@ def collect_load(scene: Scene) -> Iterator[Observation]:
             found["running" if "running" in name else "waiting"] += int(float(amount))
         if matches:
             url = f"http://{host}:{port}/metrics"
-            yield Observation(subject=RUN, source=f"GET {url}", value=RequestLoad(url=url, **found))
+            tokens = [float(amount) for amount in _TOKENS.findall(answer.body)]
+            load = RequestLoad(url=url, **found, tokens=int(sum(tokens)) if tokens else None)
+            yield Observation(subject=RUN, source=f"GET {url}", value=load)
 
 
 def _first_model(body: str) -> str | None:

@@ -41,7 +41,12 @@ _DAMAGE = (
 
 def _slow(view: View) -> Judgement | None:
     reading = [(one, item) for one in view.workers for item in one.progress if item.what in _READING]
-    in_weights = [(one, item) for one, item in reading if view.phase(one.key) in ("weights", "prepare", "")]
+    importing = {place.key for place in view.in_stack(r"importlib")}  # which reads too
+    in_weights = [
+        (one, item)
+        for one, item in reading
+        if view.phase(one.key) in ("weights", "prepare", "") and one.key not in importing
+    ]
     slow = [(one, item) for one, item in in_weights if one.state is State.SLOW]
     if slow and view.is_starting:
         one, item = slow[0]
