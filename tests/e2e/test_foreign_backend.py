@@ -116,11 +116,14 @@ def test_a_start_is_told_in_phases_and_ends_with_a_token(serve: Callable[..., Ru
 
 
 def _ps(server: RunningServer) -> dict[str, Any]:
+    return {process["name"]: process for process in _run(server).get("processes", ())}
+
+
+def _run(server: RunningServer) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "firstlight", "ps", "--json"], capture_output=True, text=True, check=True
     )
-    runs = [run for run in json.loads(done.stdout)["runs"] if run["pid"] == server.pid]
-    return {process["name"]: process for process in runs[0]["processes"]} if runs else {}
+    return next((run for run in json.loads(done.stdout)["runs"] if run["pid"] == server.pid), {})
 
 
 def test_what_stands_behind_the_dashes_and_our_own_options_reach_the_engine(client: httpx.Client) -> None:
@@ -206,6 +209,17 @@ def test_an_idle_engine_is_healthy(serve: Callable[..., RunningServer]) -> None:
             time.sleep(0.5)
         assert server.stop() == 0
     assert not [line for line in server.lines if line.startswith("error")]
+
+
+def test_the_doctor_finds_the_run_of_a_foreign_engine(server: RunningServer) -> None:
+    run_dir = _run(server)["run_dir"]
+    command = [sys.executable, "-m", "firstlight", "doctor", "--run", run_dir, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    (found,) = json.loads(done.stdout)["servers"]
+    assert (done.returncode, found["condition"]) == (0, "healthy"), found["summary"]
+    assert found["target"]["engine"] == "vllm"
+    ranks = [one for one in found["processes"] if one["role"] == "rank"]
+    assert [one["rank"] for one in ranks] == [0]
 
 
 def test_an_engine_that_is_killed_leaves_nothing_and_its_end_is_told(
