@@ -49,7 +49,8 @@ def where(view: View, key: str) -> str:
         return ""
     text = f", in phase {phase.name}"
     if phase.odometer.total:
-        done = _amount(phase.odometer.done, phase.odometer.unit)
+        unit = phase.odometer.unit
+        done = _amount(phase.odometer.done, unit if unit == "bytes" else "")
         text += f" at {done} of {_amount(phase.odometer.total, phase.odometer.unit)}"
     entered, left = seen.value.box.entered, seen.value.box.left
     if entered.number > left.number:

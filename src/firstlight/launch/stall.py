@@ -10,7 +10,7 @@ from firstlight.base.errors import EngineError
 from firstlight.base.failure import Failure
 from firstlight.doctor import describe
 from firstlight.doctor.evidence import Case
-from firstlight.doctor.hypothesis import Condition
+from firstlight.doctor.hypothesis import Condition, Grade
 from firstlight.doctor.motion import ServerMotion, State
 from firstlight.doctor.verdict import UNKNOWN, judge_view
 from firstlight.doctor.view import View
@@ -35,8 +35,10 @@ def stalled(case: Case, motion: ServerMotion, graph: WaitGraph) -> Stalled | Non
         parts.append(f"the main thread of {describe.title(view.suspect.key)} is in {frames}")
     waiters = [edge for edge in graph.edges if edge.holder == view.suspect.key and edge.why not in parts[0]]
     parts += [f"{describe.title(edge.waiter)} waits for it: {edge.why}" for edge in waiters[:3]]
-    look = f"`firstlight doctor --run {case.target.run_dir}` says why, `firstlight blackbox` what came before"
-    hint = f"{look}." if verdict.cause == UNKNOWN else f"{verdict.remedy} {look}."
+    hint = verdict.remedy
+    if verdict.grade is not Grade.PROVED:
+        look = f"`firstlight doctor --run {case.target.run_dir}` says more, `firstlight blackbox` what came before."
+        hint = look if verdict.cause == UNKNOWN else f"{hint} {look}"
     return Stalled(Failure(f"{'; '.join(parts)}.", hint, EngineError.exit_code), view.suspect.key)
 
 
