@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import msgspec
 
 from firstlight.doctor.evidence import Case
+from firstlight.doctor.gpu_pattern import Load, Pattern, gpu_pattern
 from firstlight.doctor.target import RUN, Engine, Role
-from firstlight.doctor.values_host import Compilers, RequestLoad
+from firstlight.doctor.values_host import Compilers, Gpus, RequestLoad
 from firstlight.doctor.values_process import BlackBoxSeen, InputOutput, ProcessState, Threads
 
 # Less than this is what any event loop reads of its own pipes, or a page that came back from swap.
@@ -24,7 +25,7 @@ _MIN_FAULTS_PER_S = 2.0
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that moved: "phase", "odometer", "steps", "tokens", "bytes read", "major faults",
-    "compilers"."""
+    "GPU work", "compilers"."""
 
     what: str
     per_s: float
@@ -48,7 +49,13 @@ class ProcessorUse(msgspec.Struct, frozen=True, kw_only=True):
 def progress_of(case: Case, key: str) -> tuple[Progress, ...]:
     """All useful progress of one process; empty when nothing moved, or when there was one look only."""
     read = (*_of_reads(case, key), *_of_faults(case, key)) if _reads_for_a_start(case, key) else ()
-    return (*_of_box(case, key), *read, *_of_compilers(case, key), *_of_tokens(case, key))
+    return (
+        *_of_box(case, key),
+        *read,
+        *_of_compilers(case, key),
+        *_of_tokens(case, key),
+        *_of_gpus(case, key),
+    )
 
 
 def _reads_for_a_start(case: Case, key: str) -> bool:
@@ -152,6 +159,22 @@ def _of_tokens(case: Case, key: str) -> Iterator[Progress]:
         yield Progress(
             what="tokens", per_s=tokens / pair.seconds, detail=f"{tokens} tokens", evidence=pair.ids
         )
+
+
+def _of_gpus(case: Case, key: str) -> Iterator[Progress]:
+    """A GPU of the process that computes, by its power above idle: a kernel that only spins is none.
+
+    Only where all of them compute: one alone may work for ever on what the others do not come to.
+    """
+    looks = case.all(Gpus)
+    if len({seen.evidence.look for seen in looks}) < 2:
+        return
+    found = gpu_pattern(case)
+    for reading in found.readings if found.pattern is Pattern.COMPUTING else ():
+        if reading.load is Load.COMPUTING and key in reading.owners:
+            detail = f"GPU {reading.index} computes at {reading.power_w or 0:.0f} W"
+            ids = tuple(seen.id for seen in looks[-2:])
+            yield Progress(what="GPU work", per_s=reading.power_w or 0.0, detail=detail, evidence=ids)
 
 
 def _of_compilers(case: Case, key: str) -> Iterator[Progress]:

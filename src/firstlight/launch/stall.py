@@ -37,7 +37,8 @@ def stalled(case: Case, motion: ServerMotion, graph: WaitGraph) -> Stalled | Non
     parts += [f"{describe.title(edge.waiter)} waits for it: {edge.why}" for edge in waiters[:3]]
     hint = verdict.remedy
     if verdict.grade is not Grade.PROVED:
-        look = f"`firstlight doctor --run {case.target.run_dir}` says more, `firstlight blackbox` what came before."
+        run = case.target.run_dir
+        look = f"`firstlight doctor --run {run}` says more, `firstlight blackbox` what came before."
         hint = look if verdict.cause == UNKNOWN else f"{hint} {look}"
     return Stalled(Failure(f"{'; '.join(parts)}.", hint, EngineError.exit_code), view.suspect.key)
 

@@ -16,9 +16,9 @@ from firstlight.doctor.collect.tree import COMPILERS
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.motion import State, Thresholds, judge_motion
 from firstlight.doctor.procfs import ProcFs
-from firstlight.doctor.target import RUN, Role
+from firstlight.doctor.target import HOST, RUN, Role
 from firstlight.doctor.values import Value
-from firstlight.doctor.values_host import Compiler, Compilers, Generation, HttpProbe, RequestLoad
+from firstlight.doctor.values_host import Compiler, Compilers, Generation, Gpu, Gpus, HttpProbe, RequestLoad
 from firstlight.doctor.values_process import (
     BlackBoxSeen,
     InputOutput,
@@ -27,6 +27,7 @@ from firstlight.doctor.values_process import (
     Threads,
     ThreadState,
 )
+from support.case_rows import busy, one_rank
 from support.doctor_scenes import box, case, child, in_state, living, look, made_up, target, until
 
 RANK = made_up("rank-0", 10, rank=0)
@@ -226,3 +227,23 @@ def test_real_children() -> None:
     bounds = Thresholds(spin_after_s=0.5, spinning_cores=0.1)  # other work may share the cores
     states = [motion.state for motion in judge_motion(found, bounds).processes]
     assert states == [State.BLOCKED, State.SPINNING, State.STOPPED]
+
+
+def test_gpus_that_all_compute_are_progress() -> None:
+    rows = busy("rank-0", 10)
+    for number in (0, 1):
+        gpu = Gpu(
+            index=0,
+            name="H",
+            utilization_percent=100,
+            memory_utilization_percent=40,
+            power_w=500.0,
+            power_limit_w=700.0,
+            energy_mj=number * 1_000_000,
+            process_bytes={10: 1 << 34},
+        )
+        rows.append((number, HOST, Gpus(gpus=(gpu,))))
+    found = judge_motion(one_rank(rows), Thresholds(), {"rank-0": 500.0}).of("rank-0")
+    assert found is not None
+    assert found.state is State.MOVING
+    assert [item.what for item in found.progress] == ["GPU work"]
