@@ -116,7 +116,7 @@ def test_odd_shapes_of_plain_formats() -> None:
 
 def test_two_layouts_switch_by_the_number_of_rows() -> None:
     weight = stored("F32")
-    few, many = LAYOUTS["fp32"](weight), LAYOUTS["bf16"](weight)
+    few, many = LAYOUTS["fp32"](weight), LAYOUTS["fp16"](weight)
     both = TwoLayouts(few, many, 4)
     x = random_values(5, SHAPE[1], seed=3)
     assert torch.equal(both(x[:4]), few(x[:4]))
@@ -168,6 +168,10 @@ def test_few_numbers_of_rows_reach_the_kernels() -> None:
 @pytest.mark.parametrize("num_rows", [1, 15, 16, 33, 130])
 def test_padding_does_not_reach_the_result(num_rows: int) -> None:
     weight = stored("BF16")
+    if "bf16" not in allowed("BF16", SHAPE):  # no such products on this processor, and nobody asks for them
+        with pytest.raises(RuntimeError, match="bf16"):
+            LAYOUTS["bf16"](weight)
+        return
     x = random_values(num_rows, SHAPE[1])
     out = LAYOUTS["bf16"](weight)(x)
     assert out.shape == (num_rows, SHAPE[0])
