@@ -82,4 +82,4 @@ def _server(view: View, verdict: Verdict) -> dict[str, Any]:
 
 def _marked(lines: list[str]) -> list[str]:
     """The first line stands out on a terminal."""
-    return [f"{_BOLD}{lines[0]}{_PLAIN}", *lines[1:]] if sys.stdout.isatty() else lines
+    return [f"{_BOLD}{lines[0]}{_PLAIN}", *lines[1:]] if sys.stdout and sys.stdout.isatty() else lines

@@ -48,7 +48,13 @@ def targets_of(options: DoctorOptions) -> tuple[Target, ...]:
     if options.pid is not None:
         return (target_of_pid(options.pid),)
     if options.url is not None:
-        return (target_of_url(options.url),)
+        target = target_of_url(options.url)
+        if not target.processes:
+            raise UsageError(
+                f"{options.url}: {'; '.join(target.notes)}.",
+                "It may be another machine's: run the doctor there; or another user's: run it with sudo.",
+            )
+        return (target,)
     if options.run is not None:
         is_folder = Path(options.run).is_dir()
         return (target_of_run(Path(options.run).absolute() if is_folder else find_run(options.run)[0]),)

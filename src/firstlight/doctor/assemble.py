@@ -7,6 +7,7 @@ names it, so a zombie without a title is a rank of unknown number.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,7 @@ from firstlight.doctor.redact import hide_in_command
 from firstlight.doctor.target import Engine, Role, Target, TargetProcess
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+_RECORD = "/run.json"
 _FIRST = (Role.SUPERVISOR, Role.LAUNCHER, Role.API, Role.ENGINE, Role.RANK)
 
 
@@ -162,7 +164,28 @@ def _name(process: TargetProcess) -> str:
 
 def _run_dir(census: Census, members: list[int]) -> str | None:
     commands = (census.commands[pid] for pid in members if census.identities.get(pid))
-    return next((folder for command in commands if (folder := option(command, ("--run-dir",)))), None)
+    said = next((folder for command in commands if (folder := option(command, ("--run-dir",)))), None)
+    return said or next((folder for pid in members if (folder := _folder_of_record(census, pid))), None)
+
+
+def _folder_of_record(census: Census, pid: int) -> str | None:
+    """A supervisor whose children are gone still has the record of its run open."""
+    identity = census.identities.get(pid)
+    if identity is None or identity.role is not Role.SUPERVISOR:
+        return None
+    with contextlib.suppress(OSError):
+        for link in census.procfs.path(pid, "fd").iterdir():
+            target = _target_of(link)
+            if target.endswith(_RECORD):
+                return target.removesuffix(_RECORD)
+    return None
+
+
+def _target_of(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
 
 
 def _config(run_dir: str | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from firstlight.base.errors import ModelFileError, UsageError
+from firstlight.base.errors import ModelFileError, ResourceError, UsageError
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.redact import HIDDEN, hide_in_command, hide_in_text, is_secret_name
 from firstlight.doctor.values_process import Environment
@@ -62,8 +62,12 @@ def write_bundle(path: Path, cases: Sequence[Case]) -> int:
         raise UsageError(
             f"cannot write {path}: {error.strerror}", "Name a file in a folder that you can write to."
         ) from error
-    with open(fd, "wb") as file:
-        file.write(data)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise ResourceError(f"cannot write {path}: {error.strerror}", "Free some space there.") from error
     return len(data)
 
 

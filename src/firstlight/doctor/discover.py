@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from firstlight.base.config import CONFIG_FILE
 from firstlight.base.errors import UsageError
 from firstlight.doctor.assemble import assemble
 from firstlight.doctor.census import Census
@@ -17,6 +18,7 @@ from firstlight.doctor.options import reachable
 from firstlight.doctor.procfs import ProcFs
 from firstlight.doctor.target import Engine, Target
 
+_RUN_FILES = (CONFIG_FILE, "run.json", "boxes")
 RUN_VARIABLE = "FIRSTLIGHT_RUN_ID"
 
 
@@ -33,10 +35,16 @@ def find_targets(procfs: ProcFs | None = None) -> tuple[Target, ...]:
 
 
 def target_of_pid(pid: int, procfs: ProcFs | None = None) -> Target:
-    """The whole server of a process. Raises `UsageError` when there is none of that number."""
+    """The whole server of a process. Raises `UsageError` when there is none of that number, or it serves
+    nothing."""
     census = Census(procfs or ProcFs())
     if pid not in census.stats:
         raise UsageError(f"there is no process {pid}.", "Look for its number with `firstlight ps` or `ps`.")
+    _require_a_server(census, pid, census.root(pid))
+    return _whole(census, pid)
+
+
+def _whole(census: Census, pid: int) -> Target:
     root = census.root(pid)
     roots = {root}
     if census.serves(root):
@@ -60,7 +68,7 @@ def target_of_url(url: str, procfs: ProcFs | None = None) -> Target:
     if not pids:
         note = f"no process that we can see listens on port {port}"
         return Target(engine=Engine.UNKNOWN, processes=(), addresses=((host, port),), notes=(note,))
-    return target_of_pid(pids[0], seam)
+    return _whole(Census(seam), pids[0])  # whatever it is: it listens where it was pointed to
 
 
 def target_of_run(run_dir: str | Path, procfs: ProcFs | None = None) -> Target:
@@ -71,6 +79,8 @@ def target_of_run(run_dir: str | Path, procfs: ProcFs | None = None) -> Target:
     folder = Path(run_dir)
     if not folder.is_dir():
         raise UsageError(f"{folder} is no run directory.", "List the runs with `firstlight ps`.")
+    if not any((folder / name).exists() for name in _RUN_FILES):
+        raise UsageError(f"{folder} is no run directory.", "List the runs with `firstlight ps --all`.")
     census = Census(procfs or ProcFs())
     name = str(folder)
     roots = {
@@ -79,6 +89,31 @@ def target_of_run(run_dir: str | Path, procfs: ProcFs | None = None) -> Target:
         if census.serves(pid) and (name in command or _run_of(census.procfs, pid) == folder.name)
     }
     return assemble(census, census.members(roots), run_dir=name)
+
+
+def _require_a_server(census: Census, pid: int, root: int) -> None:
+    below = census.members({root})
+    name = census.stats[pid].comm
+    if not any(_may_serve(census, one) for one in below):
+        raise UsageError(
+            f"process {pid} ({name}) belongs to no model server.",
+            "Point at a process of one, or at its address with --url.",
+        )
+    servers = {census.root(one) for one in below if census.serves(one)}
+    if root == 1 or len(servers) > 1:
+        raise UsageError(
+            f"process {pid} ({name}) is above {len(servers)} servers.", "Point at a process of one of them."
+        )
+
+
+def _may_serve(census: Census, pid: int) -> bool:
+    """Whether it may be one that we do not know: a part of a server, or a rank of somebody's own program."""
+    if census.serves(pid) or census.stats[pid].state in "ZX":
+        return True
+    try:
+        return bool(census.procfs.environ(pid).keys() & {"RANK", "LOCAL_RANK", "WORLD_SIZE"})
+    except OSError:
+        return True  # of another user: who points at it knows why
 
 
 def _group(census: Census, root: int) -> int:

@@ -23,6 +23,8 @@ _ASSIGNED = re.compile(
     r"((?:\\?[\"'])?+\s*+(?>=>|[=:])\s*+(?:(?!\[hidden\])[\[({])*+\s*+(?:b?\\?[\"'])?+)(?!\[hidden\])"
     r"((?<=[\"'])[^\"'\\]+|[^\s\"'\\,;&)\]}]+)"
 )
+_PROSE = re.compile(r"(?i)\b((?:password|passphrase|secret|api[- ]?key)\s+(?:is|was)\s+)(?!\[hidden\])(\S+)")
+_LOGIN = re.compile(r"((?:^|\s)(?:-u|--user|--proxy-user)[ =]+[^\s:]+:)(?!\[hidden\])(\S+)")
 _COOKIE = re.compile(r"(?i)\b((?:set-)?cookie[\"']?\s*+[:=]\s*+)(?!\[hidden\]$).+")
 _LIST = re.compile(  # the further values of a list of keys
     r"(?i)((?:api[-_]?keys?|tokens|secrets|passwords)[\"']?\s*[=:]\s*[\[(])([^\])]*)"
@@ -62,6 +64,7 @@ def hide_in_text(text: str) -> str:
     text = _BEARER.sub(rf"\1 {HIDDEN}", text)
     text = _LOOKS.sub(HIDDEN, text)
     text = _COOKIE.sub(rf"\1{HIDDEN}", text)
+    text = _LOGIN.sub(rf"\1{HIDDEN}", _PROSE.sub(rf"\1{HIDDEN}", text))
     text = _LIST.sub(_hide_list, text)
     text = _ASSIGNED.sub(_hide_assigned, text)
     return _OPTION.sub(_hide_option, text)

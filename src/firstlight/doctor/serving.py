@@ -14,6 +14,7 @@ from firstlight.doctor.values_host import Generation, HttpProbe, RequestLoad
 from firstlight.doctor.values_process import BlackBoxSeen
 
 PHASES = ("ready", "serving")
+_ANSWERS_ALWAYS = ("/startup", "/health/live")  # of ours, also while there is no engine
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,10 +40,12 @@ def serving_of(case: Case) -> Serving:
     if boxes:
         phases = [seen.value.box.phase for seen in boxes]
         is_up = all(phase is not None and phase.name in PHASES for phase in phases)
+        is_up = is_up and any(seen.value.is_alive for seen in boxes)
         requests = _requests(case)
         ids += [seen.id for seen in boxes]
     else:
         probes = [seen for seen in case.all(HttpProbe, subject=RUN) if seen.value.status == 200]
+        probes = [seen for seen in probes if not seen.value.url.endswith(_ANSWERS_ALWAYS)]
         is_up = bool(probes)
         ids += [seen.id for seen in probes[-1:]]
     loads = case.all(RequestLoad, subject=RUN)

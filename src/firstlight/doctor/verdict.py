@@ -127,6 +127,8 @@ def condition_of(view: View) -> Condition:
     """What motion says; but a server whose port gives no answer is stuck, however it looks."""
     if view.motion.serving.is_up and view.motion.state in (State.MOVING, State.IDLE) and _is_deaf(view):
         return Condition.STUCK
+    if view.motion.state is State.IDLE and not view.motion.living_ranks and view.motion.expected_ranks:
+        return Condition.DEAD  # whoever is left only watches
     if view.motion.state is State.MOVING:
         return Condition.HEALTHY if view.motion.serving.is_up else Condition.STARTING
     return _CONDITIONS[view.motion.state]
@@ -202,8 +204,9 @@ def _fill(text: str, fills: Mapping[str, str]) -> str:
 
 def _choose(view: View, findings: Sequence[Finding], base: Condition) -> Finding:
     """The finding that is the verdict."""
-    if not view.motion.processes and not view.case.evidence:
-        return _plain(Condition.UNCLEAR, ABSENT, "no process of a model server was found.")
+    if not view.motion.processes:
+        notes = "".join(f"; {note}" for note in view.case.target.notes)
+        return _plain(Condition.UNCLEAR, ABSENT, f"no process of a model server was found{notes}.")
     sure = [finding for finding in findings if finding.grade in (Grade.PROVED, Grade.SUPPORTED)]
     likely = [finding for finding in findings if finding.grade is not Grade.POSSIBLE]
     if base in (Condition.HEALTHY, Condition.STARTING, Condition.SLOW):

@@ -15,8 +15,10 @@ from firstlight.doctor.motion import ServerMotion, State
 from firstlight.doctor.verdict import UNKNOWN, judge_view
 from firstlight.doctor.view import View
 from firstlight.doctor.waits import WaitGraph
+from firstlight.launch.commands import API
 from firstlight.launch.control import Stalled
 
+_STOPPED = "process-stopped"
 _STUCK = (State.STOPPED, State.ZOMBIE, State.DEAD, State.BLOCKED, State.SPINNING)
 _PROVEN = (State.STOPPED, State.ZOMBIE, State.DEAD)
 
@@ -36,6 +38,11 @@ def stalled(case: Case, motion: ServerMotion, graph: WaitGraph) -> Stalled | Non
     waiters = [edge for edge in graph.edges if edge.holder == view.suspect.key and edge.why not in parts[0]]
     parts += [f"{describe.title(edge.waiter)} waits for it: {edge.why}" for edge in waiters[:3]]
     hint = verdict.remedy
+    if verdict.cause == _STOPPED and (view.is_starting or view.suspect.key == API):
+        # A start that stalls is ended, and an api process that stands still loses the port and its life.
+        hint = (
+            "it is ended: find out who stopped it (a debugger, job control, `kill -STOP`), and start again."
+        )
     if verdict.grade is not Grade.PROVED:
         run = case.target.run_dir
         look = f"`firstlight doctor --run {run}` says more, `firstlight blackbox` what came before."

@@ -44,10 +44,16 @@ class Group:
         self.num_entered = 0
 
     def all_reduce(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Sums over the ranks, in place; returns the tensor."""
-        if self.size > 1:
-            self._run(name, lambda: dist.all_reduce(tensor))
-        return tensor
+        """Sums over the ranks in float32; returns the sum.
+
+        Each rank measures its own layouts, and may get bfloat16 from one where another gets float32; what
+        they send must be the same on all of them.
+        """
+        if self.size == 1:
+            return tensor
+        whole = tensor.float()
+        self._run(name, lambda: dist.all_reduce(whole))
+        return whole
 
     def gather_columns(self, name: str, tensor_RC: torch.Tensor, widths: list[int]) -> torch.Tensor:
         """Joins the ranks' columns [R, C_rank] in rank order to [R, sum(widths)], on every rank."""
@@ -55,7 +61,7 @@ class Group:
             return tensor_RC
         # The backends want equal shapes; shares may differ by a unit.
         widest = max(widths)
-        mine = torch.nn.functional.pad(tensor_RC, (0, widest - tensor_RC.shape[1])).contiguous()
+        mine = torch.nn.functional.pad(tensor_RC.float(), (0, widest - tensor_RC.shape[1])).contiguous()
         parts = [torch.empty_like(mine) for _ in widths]
         self._run(name, lambda: dist.all_gather(parts, mine))
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)

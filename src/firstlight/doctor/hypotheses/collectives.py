@@ -9,6 +9,7 @@ import msgspec
 
 from firstlight.doctor import describe
 from firstlight.doctor.hypotheses.gpu_case import without_a_kernel
+from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import (
     Card,
     Clue,
@@ -24,6 +25,7 @@ from firstlight.doctor.motion import State
 from firstlight.doctor.values_host import NcclRas
 from firstlight.doctor.view import View
 
+_APART = (r"collective mismatch", r"op\.preamble\.length", r"Mismatch between collective operation")
 _IN_COLLECTIVE = (
     r"distributed_c10d\.py:(all_|broadcast|barrier|reduce|gather|scatter)",
     r"pynccl.*:all_reduce",
@@ -36,6 +38,10 @@ def _desync(view: View) -> Judgement | None:
     edges = [edge for edge in view.graph.edges if edge.kind == "collective"]
     if view.motion.expected_ranks == 1 and len(view.ranks) <= 1:
         return Judgement(vetoes=(Clue(text="there is one rank only", evidence=view.motion.evidence[:2]),))
+    words = stated(view, *_APART)
+    if words is not None:
+        summary = f"the ranks came apart in a collective: {words[0].text}."
+        return Judgement(supports=(words[0],), subject=words[1], summary=summary)
     by_stack = _minority(view)
     by_ras, by_gpu = _ras(view), without_a_kernel(view)
     if not edges and by_stack is None and by_ras is None and by_gpu is None:

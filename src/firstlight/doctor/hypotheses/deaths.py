@@ -156,7 +156,7 @@ DIED = Hypothesis(
         vetoes=("all expected ranks are alive",),
         next_test="the last lines of *that* rank's log, and how it ended.",
         remedies=Remedies(
-            native="read `{run}/logs` and start again; `--on-stall restart` does so by itself.",
+            native="read `{run}/*.log` and start again; `--on-stall restart` does so by itself.",
             vllm="run with VLLM_LOGGING_LEVEL=DEBUG and read the first error above `See root cause above`.",
             sglang="read the log of that rank above `scheduler died`; watch every rank, not rank 0 alone.",
         ),
