@@ -30,14 +30,15 @@ RENDEZVOUS = "rendezvous"
 
 
 def disk_wait(case: Case, key: str) -> Progress | None:
-    """A thread that waits for a disk in both looks: it has asked for bytes that have not come yet.
+    """A thread that waits for a disk, and did or ran in the look before: it has asked for bytes that have
+    not come yet.
 
     The kernel counts bytes when a read is sent to the disk, so a slow one stands still between large reads.
     """
     pair = case.pair(Threads, key)
     if pair is None:
         return None
-    before = {thread.tid for thread in pair.first.value.threads if _waits_for_disk(thread)}
+    before = {t.tid for t in pair.first.value.threads if t.state == "R" or _waits_for_disk(t)}
     found = [t for t in pair.second.value.threads if t.tid in before and _waits_for_disk(t)]
     if not found:
         return None
