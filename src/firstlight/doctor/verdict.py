@@ -212,7 +212,8 @@ def _choose(view: View, findings: Sequence[Finding], base: Condition) -> Finding
     if base in (Condition.HEALTHY, Condition.STARTING, Condition.SLOW):
         return _moving(view, likely, base)
     if base is Condition.UNCLEAR:
-        return sure[0] if sure else _unknown(view, base, len(findings))
+        blind = [finding for finding in likely if finding.condition is Condition.UNCLEAR]
+        return next(iter((*sure, *blind)), None) or _unknown(view, base, len(findings))
     if _has_ended(view):
         return _plain(
             base, ENDED, "all of its processes have ended, and none left a word.", view.motion.evidence
