@@ -215,6 +215,7 @@ def test_read_while_the_writer_is_stopped(path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # thousands of processes; half a minute on a quiet machine
 def test_read_after_a_kill_at_any_instruction(tmp_path: Path) -> None:
     generator = random.Random(7)
     num_cut = 0
