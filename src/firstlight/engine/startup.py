@@ -37,7 +37,7 @@ from firstlight.models.layers.rotary import turn_table
 from firstlight.models.registry import find
 from firstlight.ops.collectives import Group
 from firstlight.ops.contract import AttentionShape, Backend, MatrixKind
-from firstlight.ops.cpu.backend import CpuBackend
+from firstlight.ops.cpu.pick import pick_cpu_kernels
 from firstlight.ops.reference import ReferenceBackend
 
 REPORT_BUG = "This is a bug in the engine; run again with --debug and report what it prints."
@@ -75,7 +75,7 @@ def start(
     require_fit(checkpoint, section)
     report("device")
     num_threads = _set_threads(section, group)
-    ops = pick_backend(section.device, dtype, group.rank)
+    ops = pick_backend(section, dtype, group, num_threads)
     description = checkpoint.description
     report("build", 0, description.num_layers, "layers")
     declare = Declaration(ops, group, lambda done, total: report("build", done, total, "layers"))
@@ -110,19 +110,19 @@ def self_test(core: EngineCore) -> None:
     raise EngineError("the self-test gave no token in 4 steps", REPORT_BUG)
 
 
-def pick_backend(device: str, dtype: str, rank: int) -> Backend:
+def pick_backend(section: EngineSection, dtype: str, group: Group, num_threads: int) -> Backend:
     """The operators for a device and a `--dtype`, with the reason."""
     if dtype not in ("auto", "float32"):
         raise UnsupportedError(f"--dtype {dtype} is not supported", "Use auto or float32.")
-    if device == "cpu":
+    if section.device == "cpu":
         if dtype == "float32":
             return ReferenceBackend("--dtype float32: the reference, which rounds nothing")
-        return CpuBackend("--device cpu: stock PyTorch operators, chosen by measurement")
-    if device == "cuda":
+        return pick_cpu_kernels(section.cpu_kernels, num_threads, group.rank)
+    if section.device == "cuda":
         from firstlight.ops.cuda.backend import CudaBackend
 
-        return CudaBackend.open(dtype, rank)
-    raise UnsupportedError(f"--device {device} is not supported", "Use cpu or cuda.")
+        return CudaBackend.open(dtype, group.rank)
+    raise UnsupportedError(f"--device {section.device} is not supported", "Use cpu or cuda.")
 
 
 def _agree(sizes: Sizes, group: Group) -> Sizes:

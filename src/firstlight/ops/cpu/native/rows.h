@@ -1,0 +1,102 @@
+// What is done to one row of activations: norm, gate, rotary embedding, and quantising to 8-bit codes.
+#pragma once
+#include "program.h"
+#include "simd.h"
+
+// Codes of 32 values: round(x / scale) with scale = max|x| / 127. Infinity or NaN make the scale NaN, so that
+// everything behind it is NaN too.
+static inline void quantize_group(const float* x, int8_t* codes, float* scale, float* scaled_sum, int32_t* sum) {
+    f8 v[4], most = f8{}, wrong = f8{};
+    for (int k = 0; k < 4; k++) {
+        v[k] = load(x + 8 * k);
+        most = at_least(absolute(v[k]), most);
+        wrong = wrong + (v[k] - v[k]);  // 0, or NaN for infinity and NaN
+    }
+    float size = largest(most), not_finite = largest(absolute(wrong));
+    for (int k = 0; k < 8; k++) not_finite = wrong[k] != wrong[k] ? wrong[k] : not_finite;
+    bool is_finite = not_finite == not_finite;
+    bool is_zero = !(size > 1e-35f);
+    float inverse = is_zero || !is_finite ? 0.0f : 127.0f / size;
+    i8 total = {};
+    i8 code[4];
+    for (int k = 0; k < 4; k++) {
+        f8 scaled = is_finite ? v[k] * inverse : f8{};
+        code[k] = to_int((scaled + 12582912.0f) - 12582912.0f);
+        total += code[k];
+    }
+#if defined(__AVX2__)
+    __m256i low = _mm256_packs_epi32((__m256i)code[0], (__m256i)code[1]);
+    __m256i high = _mm256_packs_epi32((__m256i)code[2], (__m256i)code[3]);
+    __m256i bytes = _mm256_packs_epi16(low, high);
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i*)codes, bytes);
+#else
+    for (int k = 0; k < GROUP; k++) codes[k] = (int8_t)code[k / 8][k % 8];
+#endif
+    int32_t all_codes = 0;
+    for (int k = 0; k < 8; k++) all_codes += total[k];
+    *scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : size / 127.0f;
+    *sum = all_codes;
+    *scaled_sum = *scale * (float)all_codes;
+}
+
+static inline void quantize_range(const float* x, int64_t first, int64_t width, int64_t row, int64_t row_width,
+                                  const Quantized& to) {
+    int64_t groups = row_width / GROUP;
+    for (int64_t i = 0; i < width; i += GROUP) {
+        int64_t g = row * groups + (first + i) / GROUP;
+        quantize_group(x + i, to.codes + row * row_width + first + i, to.scales + g, to.scaled_sums + g,
+                       to.sums + g);
+    }
+}
+
+static inline void quantize_row(const float* x, int64_t row, int64_t width, const Quantized& to) {
+    quantize_range(x, 0, width, row, width, to);
+}
+
+static inline void norm_row(const float* x, const float* weight, int64_t width, float eps, float* out) {
+    f8 squares = f8{};
+    int64_t i = 0;
+    for (; i + 8 <= width; i += 8) squares = fma8(load(x + i), load(x + i), squares);
+    float total = sum(squares);
+    for (; i < width; i++) total += x[i] * x[i];
+    float scale = 1.0f / __builtin_sqrtf(total / (float)width + eps);
+    for (i = 0; i + 8 <= width; i += 8) store(out + i, load(x + i) * scale * load(weight + i));
+    for (; i < width; i++) out[i] = x[i] * scale * weight[i];
+}
+
+static inline f8 silu8(f8 gate) { return gate / (exp8(-gate) + 1.0f); }
+
+static inline void gate_row(const float* gate, const float* up, int64_t width, float* out) {
+    int64_t i = 0;
+    for (; i + 8 <= width; i += 8) store(out + i, silu8(load(gate + i)) * load(up + i));
+    if (i == width) return;
+    float tail[16] = {};
+    for (int64_t k = i; k < width; k++) {
+        tail[k - i] = gate[k];
+        tail[8 + k - i] = up[k];
+    }
+    f8 last = silu8(load(tail)) * load(tail + 8);
+    for (int64_t k = i; k < width; k++) out[k] = last[k - i];
+}
+
+// Pairs (2i, 2i+1) turned by (cos, sin), in place.
+static inline void turn_head(float* x, const float* turn, int64_t size) {
+    for (int64_t i = 0; i + 1 < size; i += 2) {
+        float even = x[i], odd = x[i + 1], cosine = turn[i], sine = turn[i + 1];
+        x[i] = even * cosine - odd * sine;
+        x[i + 1] = even * sine + odd * cosine;
+    }
+}
+
+static inline void write_half(uint16_t* to, const float* from, int64_t size) {
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8) store_half(to + i, load(from + i));
+    for (; i < size; i++) {
+        f8 one = f8{};
+        one[0] = from[i];
+        uint16_t half[8];
+        store_half(half, one);
+        to[i] = half[0];
+    }
+}
