@@ -22,7 +22,7 @@ from firstlight.engine.cuda_replay import CudaGraphReplay, record_graph
 from firstlight.engine.kv import KVPool
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.replay import EagerReplay, Replay
+from firstlight.engine.replay import EagerReplay, RecordedReplay, Replay
 from firstlight.engine.runner import ModelRunner, PageTables
 from firstlight.engine.scheduler import Scheduler
 from firstlight.engine.sizes import Needs, Sizes, allows_two_layouts, resolve_sizes
@@ -37,6 +37,7 @@ from firstlight.models.layers.rotary import turn_table
 from firstlight.models.registry import find
 from firstlight.ops.collectives import Group
 from firstlight.ops.contract import AttentionShape, Backend, MatrixKind
+from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.cpu.pick import pick_cpu_kernels
 from firstlight.ops.reference import ReferenceBackend
 
@@ -176,12 +177,19 @@ def _make_pool(num_layers: int, sizes: Sizes, shape: AttentionShape, ops: Backen
     return pool
 
 
-def _runner(decoder: Decoder, ops: Backend, pool: KVPool, section: EngineSection, shape: Any) -> ModelRunner:
+def _runner(
+    decoder: Decoder, ops: Backend, pool: KVPool, section: EngineSection, shape: AttentionShape
+) -> ModelRunner:
     max_pages = -(-section.max_model_len // section.page_size_tokens)
     tables = PageTables(section.max_num_seqs, max_pages, section.page_size_tokens)
     turns = turn_table(decoder.description, section.max_model_len, ops.device)
-    on_cuda = ops.device.type == "cuda"
-    replay: Replay = CudaGraphReplay(decoder, record_graph) if on_cuda else EagerReplay(decoder)
+    replay: Replay
+    if isinstance(ops, NativeBackend) and section.tensor_parallel == 1:
+        replay = RecordedReplay(decoder, ops, shape, pool, section.max_batched_tokens)
+    elif ops.device.type == "cuda":
+        replay = CudaGraphReplay(decoder, record_graph)
+    else:
+        replay = EagerReplay(decoder)
     return ModelRunner(replay, ops, pool, turns, shape, tables)
 
 
