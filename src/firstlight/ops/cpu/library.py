@@ -56,11 +56,13 @@ class Step(ctypes.Structure):
 
 
 class _Quantized(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("codes", "scales", "scaled_sums", "sums"))
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("codes", "scales", "scaled_sums", "sums", "outliers")
+    )
 
 
 class Codes:
-    """Room for `max_rows` rows of activations as 8-bit codes in groups of 32."""
+    """Room for `max_rows` rows of activations as 8-bit codes in groups of 32, the largest of each in 16."""
 
     def __init__(self, max_rows: int, width: int) -> None:
         assert width % GROUP == 0, "codes come in whole groups"
@@ -70,7 +72,8 @@ class Codes:
         self.scales = torch.empty(max_rows, groups)
         self.scaled_sums = torch.empty(max_rows, groups)
         self.sums = torch.empty(max_rows, groups, dtype=torch.int32)
-        parts = (self.codes, self.scales, self.scaled_sums, self.sums)
+        self.outliers = torch.empty(max_rows, groups, 2, dtype=torch.int32)
+        parts = (self.codes, self.scales, self.scaled_sums, self.sums, self.outliers)
         self._struct = _Quantized(*(part.data_ptr() for part in parts))
         self.address = ctypes.addressof(self._struct)
 

@@ -54,6 +54,7 @@ static void rows_of_tile(const Op& op, const uint8_t* weights, int64_t tile, int
             rows.scales[r] = x.scales + (row + r) * groups;
             rows.scaled_sums[r] = x.scaled_sums + (row + r) * groups;
             rows.sums[r] = x.sums + (row + r) * groups;
+            rows.outliers[r] = x.outliers + (row + r) * groups;
         }
         multiply_codes<FORMAT, R>(weights, groups, rows, sums);
     } else {

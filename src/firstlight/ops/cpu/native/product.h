@@ -1,6 +1,6 @@
 // Products of packed weights with rows of activations: one tile of 8 outputs against 1 to `MAX_ROWS` rows.
 //
-// Q formats: the dot product of a group is an exact integer, so only one fused multiply-add a group rounds (and
+// Q formats: the dot product of a group, with its outlier, is an exact integer, so only one fused multiply-add a group rounds (and
 // one for the minimum), in the order of the groups. Used by `kernels.cpp`.
 #pragma once
 #include "program.h"
@@ -22,6 +22,7 @@ struct RowsOfCodes {
     const float* scales[MAX_ROWS];
     const float* scaled_sums[MAX_ROWS];
     const int32_t* sums[MAX_ROWS];
+    const Outlier* outliers[MAX_ROWS];
 };
 
 #if defined(__AVX2__)
@@ -63,7 +64,14 @@ static inline void dot_small(const uint8_t* p, const RowsOfCodes& rows, int64_t 
             sums[r] = add_small(sums[r], high, four_codes(a + 16));
         }
     }
-    for (int r = 0; r < R; r++) dots[r] = finish_small(sums[r]);
+    for (int r = 0; r < R; r++) {
+        Outlier outlier = rows.outliers[r][input / GROUP];
+        int within = outlier.place & 15, shift = 8 * (within & 3) + (outlier.place >> 4) * 4;
+        __m256i column = _mm256_loadu_si256((const __m256i*)(p + 32 * (within >> 2)));
+        column = _mm256_and_si256(_mm256_srl_epi32(column, _mm_cvtsi32_si128(shift)), _mm256_set1_epi32(15));
+        __m256i extra = _mm256_madd_epi16(column, _mm256_set1_epi32(outlier.code));
+        dots[r] = finish_small(sums[r]) + (i8)extra;
+    }
 }
 
 template <int R>
@@ -88,9 +96,14 @@ static inline void dot_wide(const uint8_t* p, const RowsOfCodes& rows, int64_t i
 #endif
     }
     for (int r = 0; r < R; r++) {
-        dots[r] = (i8)sums[r];
+        Outlier outlier = rows.outliers[r][input / GROUP];
+        __m256i column = _mm256_loadu_si256((const __m256i*)(p + 32 * (outlier.place >> 2)));
+        column = _mm256_sll_epi32(column, _mm_cvtsi32_si128(24 - 8 * (outlier.place & 3)));
+        column = _mm256_srai_epi32(column, 24);
+        dots[r] = (i8)sums[r] + (i8)_mm256_madd_epi16(column, _mm256_set1_epi32(outlier.code));
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-        dots[r] -= 128 * rows.sums[r][input / GROUP];
+        // The outlier's product is not raised by 128, but its code is in the sum.
+        dots[r] -= 128 * (rows.sums[r][input / GROUP] - (int16_t)outlier.code);
 #endif
     }
 }
@@ -106,6 +119,12 @@ static inline void dot_small(const uint8_t* p, const RowsOfCodes& rows, int64_t 
                     int byte = p[32 * quad + 4 * output + k];
                     sums[output] += (byte & 15) * a[4 * quad + k] + (byte >> 4) * a[16 + 4 * quad + k];
                 }
+        Outlier outlier = rows.outliers[r][input / GROUP];
+        int within = outlier.place & 15;
+        for (int output = 0; output < TILE; output++) {
+            int byte = p[32 * (within >> 2) + 4 * output + (within & 3)];
+            sums[output] += (outlier.place < 16 ? byte & 15 : byte >> 4) * (int16_t)outlier.code;
+        }
         dots[r] = sums;
     }
 }
@@ -119,6 +138,9 @@ static inline void dot_wide(const uint8_t* p, const RowsOfCodes& rows, int64_t i
             for (int output = 0; output < TILE; output++)
                 for (int k = 0; k < 4; k++)
                     sums[output] += (int8_t)p[32 * quad + 4 * output + k] * a[4 * quad + k];
+        Outlier outlier = rows.outliers[r][input / GROUP];
+        for (int output = 0; output < TILE; output++)
+            sums[output] += (int8_t)p[32 * (outlier.place >> 2) + 4 * output + (outlier.place & 3)] * (int16_t)outlier.code;
         dots[r] = sums;
     }
 }

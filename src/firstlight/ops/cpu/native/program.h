@@ -31,13 +31,20 @@ constexpr int GROUP = 32;
 constexpr int SPAN = 64;           // positions of an attention block: fixed, so that a row's sums are too
 constexpr int ATTENTION_ROWS = 32;  // rows of a sequence that share the conversion of a block of keys
 
-// Activations as 8-bit codes, row after row: codes [rows, width], and for each group of 32 the scale, the sum
-// of its codes, and their product.
+// The largest value of a group of activations, apart from the others: it would coarsen their scale. `code` is
+// the low half of a pair of 16 bits (the high half is 0).
+struct Outlier {
+    int32_t code, place;
+};
+
+// Activations as integers, row after row: 8-bit codes [rows, width] (0 at the outlier's place), and for each group
+// of 32 the outlier, the scale, the sum of all its integers, and the product of both.
 struct Quantized {
     int8_t* codes;
     float* scales;
     float* scaled_sums;
     int32_t* sums;
+    Outlier* outliers;
 };
 
 struct Op {

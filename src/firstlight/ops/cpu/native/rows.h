@@ -3,27 +3,55 @@
 #include "program.h"
 #include "simd.h"
 
-// Codes of 32 values: round(x / scale) with scale = max|x| / 127. Infinity or NaN make the scale NaN, so that
-// everything behind it is NaN too.
-static inline void quantize_group(const float* x, int8_t* codes, float* scale, float* scaled_sum, int32_t* sum) {
-    f8 v[4], most = f8{}, wrong = f8{};
+struct LargestTwo {
+    f8 first, second;
+};
+static inline f8 more(f8 a, f8 b) { return a > b ? a : b; }
+static inline f8 less(f8 a, f8 b) { return a > b ? b : a; }
+static inline LargestTwo merge(LargestTwo a, LargestTwo b) {
+    return {more(a.first, b.first), more(less(a.first, b.first), more(a.second, b.second))};
+}
+static inline LargestTwo turned(LargestTwo a, i8 lanes) {
+    return {__builtin_shuffle(a.first, lanes), __builtin_shuffle(a.second, lanes)};
+}
+
+constexpr float MOST_8 = 127.0f, MOST_16 = 32000.0f;
+
+// 32 values as integers: round(x / scale). The scale is made for the second largest, which gets 8 bits; the largest
+// gets 16. Infinity or NaN make the scale NaN, so that everything behind it is NaN too.
+static inline void quantize_group(const float* x, int64_t group, int8_t* codes, const Quantized& to) {
+    f8 v[4], wrong = f8{};
+    LargestTwo pairs[2];
     for (int k = 0; k < 4; k++) {
         v[k] = load(x + 8 * k);
-        most = at_least(absolute(v[k]), most);
         wrong = wrong + (v[k] - v[k]);  // 0, or NaN for infinity and NaN
     }
-    float size = largest(most), not_finite = largest(absolute(wrong));
-    for (int k = 0; k < 8; k++) not_finite = wrong[k] != wrong[k] ? wrong[k] : not_finite;
-    bool is_finite = not_finite == not_finite;
-    bool is_zero = !(size > 1e-35f);
-    float inverse = is_zero || !is_finite ? 0.0f : 127.0f / size;
-    i8 total = {};
-    i8 code[4];
+    for (int k = 0; k < 2; k++) {
+        f8 a = absolute(v[2 * k]), b = absolute(v[2 * k + 1]);
+        pairs[k] = {more(a, b), less(a, b)};
+    }
+    LargestTwo most = merge(pairs[0], pairs[1]);
+    most = merge(most, turned(most, i8{4, 5, 6, 7, 0, 1, 2, 3}));
+    most = merge(most, turned(most, i8{2, 3, 0, 1, 6, 7, 4, 5}));
+    most = merge(most, turned(most, i8{1, 0, 3, 2, 5, 4, 7, 6}));
+    bool is_finite = true;
+    for (int k = 0; k < 8; k++) is_finite = is_finite && wrong[k] == wrong[k];
+    float first = most.first[0], second = most.second[0];
+    bool is_zero = !(first > 1e-30f);
+    float scale = second / MOST_8 > first / MOST_16 ? second / MOST_8 : first / MOST_16;
+    float inverse = is_zero || !is_finite ? 0.0f : 1.0f / scale;
+    int32_t place = 0;
+    while (place < GROUP - 1 && !(__builtin_fabsf(x[place]) == first)) place++;
+    i8 total = {}, code[4];
     for (int k = 0; k < 4; k++) {
         f8 scaled = is_finite ? v[k] * inverse : f8{};
         code[k] = to_int((scaled + 12582912.0f) - 12582912.0f);
         total += code[k];
     }
+    int32_t all_codes = 0;
+    for (int k = 0; k < 8; k++) all_codes += total[k];
+    to.outliers[group] = {(int32_t)((uint32_t)code[place / 8][place % 8] & 0xffff), place};
+    code[place / 8][place % 8] = 0;
 #if defined(__AVX2__)
     __m256i low = _mm256_packs_epi32((__m256i)code[0], (__m256i)code[1]);
     __m256i high = _mm256_packs_epi32((__m256i)code[2], (__m256i)code[3]);
@@ -33,20 +61,16 @@ static inline void quantize_group(const float* x, int8_t* codes, float* scale, f
 #else
     for (int k = 0; k < GROUP; k++) codes[k] = (int8_t)code[k / 8][k % 8];
 #endif
-    int32_t all_codes = 0;
-    for (int k = 0; k < 8; k++) all_codes += total[k];
-    *scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : size / 127.0f;
-    *sum = all_codes;
-    *scaled_sum = *scale * (float)all_codes;
+    to.scales[group] = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : scale;
+    to.sums[group] = all_codes;
+    to.scaled_sums[group] = to.scales[group] * (float)all_codes;
 }
 
 static inline void quantize_range(const float* x, int64_t first, int64_t width, int64_t row, int64_t row_width,
                                   const Quantized& to) {
     int64_t groups = row_width / GROUP;
     for (int64_t i = 0; i < width; i += GROUP) {
-        int64_t g = row * groups + (first + i) / GROUP;
-        quantize_group(x + i, to.codes + row * row_width + first + i, to.scales + g, to.scaled_sums + g,
-                       to.sums + g);
+        quantize_group(x + i, row * groups + (first + i) / GROUP, to.codes + row * row_width + first + i, to);
     }
 }
 
