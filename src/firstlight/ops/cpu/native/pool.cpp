@@ -1,8 +1,9 @@
-// The thread pool, and the one call that runs a program: a parallel region with a barrier after each operator.
+// The thread pool, and the one call that runs a program in one parallel region.
 //
-// The caller is thread 0. Waiting threads look for a moment and then sleep on a futex, so that an idle pool
-// costs nothing and a crowded machine is not held up. Invariant: `fl_run` returns after every thread has left
-// the program, and only one thread may call it at a time.
+// The caller is thread 0. An operator begins when all pieces of the one before are done; it does not matter by
+// whom, so a thread that the system has put aside holds up nobody unless it has a piece in hand. Waiting threads
+// look for a moment and then sleep on a futex: an idle pool costs nothing. Invariant: `fl_run` returns after every
+// thread has left the program, and only one thread may call it at a time.
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -18,10 +19,9 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-extern "C" void fl_portable(const Op&, const Context&);
+extern "C" const Kernels fl_portable;
 #if defined(__x86_64__)
-extern "C" void fl_avx2(const Op&, const Context&);
-extern "C" void fl_avx512(const Op&, const Context&);
+extern "C" const Kernels fl_avx2, fl_avx512;
 #endif
 
 namespace {
@@ -38,15 +38,15 @@ struct Pool {
     pthread_t threads[256];
     int cpus[256];
     Worker workers[256];
-    Signal start, turn;
-    alignas(64) uint32_t arrived = 0;
+    Signal start, turn, left;
+    alignas(64) uint32_t gate = 0;  // OPEN, and how many threads are inside
     alignas(64) const Op* ops = nullptr;
     int64_t num_ops = 0;
     const Step* step = nullptr;
-    RunOp run = nullptr;
+    const Kernels* kernels = nullptr;
     bool is_over = false;
-    int64_t* counters = nullptr;
-    int64_t max_counters = 0;
+    Progress* progress = nullptr;
+    int64_t max_progress = 0;
     Rows* rows = nullptr;
     int64_t num_blocks = 0, max_blocks = 0;
 };
@@ -62,14 +62,21 @@ void pause_briefly() {
 #endif
 }
 
-void wait_for_change(Signal& signal, uint32_t seen, int looks) {
+constexpr uint32_t OPEN = 1u << 31;
+
+// Waits until `holds()`, which becomes true before `signal` changes.
+template <typename F>
+void wait_until(Signal& signal, int looks, F holds) {
     for (int i = 0; i < looks; i++) {
-        if (__atomic_load_n(&signal.value, __ATOMIC_ACQUIRE) != seen) return;
+        if (holds()) return;
         pause_briefly();
     }
     __atomic_fetch_add(&signal.sleepers, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&signal.value, __ATOMIC_SEQ_CST) == seen)
+    for (;;) {
+        uint32_t seen = __atomic_load_n(&signal.value, __ATOMIC_SEQ_CST);
+        if (holds()) break;
         syscall(SYS_futex, &signal.value, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+    }
     __atomic_fetch_sub(&signal.sleepers, 1, __ATOMIC_SEQ_CST);
 }
 
@@ -79,27 +86,40 @@ void change(Signal& signal) {
         syscall(SYS_futex, &signal.value, FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0);
 }
 
-void meet(Pool& pool) {
-    uint32_t seen = __atomic_load_n(&pool.turn.value, __ATOMIC_ACQUIRE);
-    if (__atomic_add_fetch(&pool.arrived, 1, __ATOMIC_ACQ_REL) == (uint32_t)pool.num_threads) {
-        __atomic_store_n(&pool.arrived, 0, __ATOMIC_RELAXED);
-        change(pool.turn);
-        return;
+void run_op(Pool& pool, const Op& op, const Context& context, Progress& progress) {
+    int64_t num_pieces = pool.kernels->num_pieces(op, context);
+    for (;;) {
+        int64_t piece = __atomic_fetch_add(&progress.next, 1, __ATOMIC_RELAXED);
+        if (piece >= num_pieces) break;
+        pool.kernels->run(op, context, piece);
+        if (__atomic_add_fetch(&progress.done, 1, __ATOMIC_SEQ_CST) == num_pieces && pool.num_threads > 1)
+            change(pool.turn);
     }
-    wait_for_change(pool.turn, seen, pool.looks);
+    wait_until(pool.turn, pool.looks,
+               [&] { return __atomic_load_n(&progress.done, __ATOMIC_SEQ_CST) >= num_pieces; });
 }
 
 void run_program(Pool& pool, int thread) {
-    // Copies: whoever leaves the last barrier late must not look at the next program.
-    const Op* ops = pool.ops;
-    int64_t num_ops = pool.num_ops;
-    int64_t* counters = pool.counters;
-    Context context = {pool.step, pool.rows, pool.num_blocks, nullptr, &pool.workers[thread]};
-    for (int64_t i = 0; i < num_ops; i++) {
-        context.next = counters + i;
-        pool.run(ops[i], context);
-        if (pool.num_threads > 1) meet(pool);
-    }
+    Context context = {pool.step, pool.rows, pool.num_blocks, &pool.workers[thread]};
+    for (int64_t i = 0; i < pool.num_ops; i++) run_op(pool, pool.ops[i], context, pool.progress[i]);
+}
+
+// Between `enter` and `leave` the program stays as it is.
+bool enter(Pool& pool) {
+    uint32_t gate = __atomic_load_n(&pool.gate, __ATOMIC_SEQ_CST);
+    while (gate & OPEN)
+        if (__atomic_compare_exchange_n(&pool.gate, &gate, gate + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            return true;
+    return false;
+}
+
+void leave(Pool& pool) {
+    if (__atomic_sub_fetch(&pool.gate, 1, __ATOMIC_SEQ_CST) == 0) change(pool.left);
+}
+
+void close_gate(Pool& pool) {
+    __atomic_fetch_and(&pool.gate, ~OPEN, __ATOMIC_SEQ_CST);
+    wait_until(pool.left, pool.looks, [&] { return __atomic_load_n(&pool.gate, __ATOMIC_SEQ_CST) == 0; });
 }
 
 void* work(void* argument) {
@@ -114,10 +134,13 @@ void* work(void* argument) {
     }
     uint32_t seen = 0;
     for (;;) {
-        wait_for_change(pool.start, seen, pool.looks);
-        seen = __atomic_load_n(&pool.start.value, __ATOMIC_ACQUIRE);
-        if (pool.is_over) return nullptr;
+        wait_until(pool.start, pool.looks,
+                   [&] { return __atomic_load_n(&pool.start.value, __ATOMIC_SEQ_CST) != seen; });
+        seen = __atomic_load_n(&pool.start.value, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&pool.is_over, __ATOMIC_SEQ_CST)) return nullptr;
+        if (!enter(pool)) continue;
         run_program(pool, member.index);
+        leave(pool);
     }
 }
 
@@ -142,8 +165,8 @@ bool grow(void** memory, int64_t* have, int64_t wanted, size_t item_bytes) {
 }
 
 bool prepare(Pool& pool, int64_t num_ops, const Step& step) {
-    if (!grow((void**)&pool.counters, &pool.max_counters, num_ops, sizeof(int64_t))) return false;
-    memset(pool.counters, 0, (size_t)num_ops * sizeof(int64_t));
+    if (!grow((void**)&pool.progress, &pool.max_progress, num_ops, sizeof(Progress))) return false;
+    memset((void*)pool.progress, 0, (size_t)num_ops * sizeof(Progress));
     int64_t num_blocks = 0;
     for (int64_t s = 0; s < step.num_sequences; s++)
         num_blocks += (step.counts[s] + ATTENTION_ROWS - 1) / ATTENTION_ROWS;
@@ -195,10 +218,10 @@ EXPORT void* fl_pool(int32_t num_threads, const int32_t* cpus, int32_t instructi
     pool->num_threads = num_threads;
     pool->is_pinned = cpus != nullptr;
     pool->looks = looks;
-    pool->run = fl_portable;
+    pool->kernels = &fl_portable;
 #if defined(__x86_64__)
-    if (instruction_set == 2) pool->run = fl_avx2;
-    if (instruction_set == 4) pool->run = fl_avx512;
+    if (instruction_set == 2) pool->kernels = &fl_avx2;
+    if (instruction_set == 4) pool->kernels = &fl_avx512;
 #endif
     for (int i = 0; i < num_threads; i++) {
         if (cpus) pool->cpus[i] = cpus[i];
@@ -215,11 +238,11 @@ EXPORT void* fl_pool(int32_t num_threads, const int32_t* cpus, int32_t instructi
 
 EXPORT void fl_end_pool(void* handle) {
     Pool* pool = (Pool*)handle;
-    pool->is_over = true;
+    __atomic_store_n(&pool->is_over, true, __ATOMIC_SEQ_CST);
     change(pool->start);
     for (int i = 1; i < pool->num_threads; i++) pthread_join(pool->threads[i], nullptr);
     for (int i = 0; i < pool->num_threads; i++) free(pool->workers[i].scratch);
-    free(pool->counters);
+    free(pool->progress);
     free(pool->rows);
     free(pool);
 }
@@ -233,8 +256,10 @@ EXPORT int32_t fl_run(void* handle, const Op* ops, int64_t num_ops, const Step* 
     pool.ops = ops;
     pool.num_ops = num_ops;
     pool.step = step;
+    __atomic_store_n(&pool.gate, OPEN, __ATOMIC_SEQ_CST);
     if (pool.num_threads > 1) change(pool.start);
     run_program(pool, 0);
+    close_gate(pool);
     if (counter) __atomic_store_n(counter, number, __ATOMIC_RELEASE);
     return 0;
 }

@@ -1,6 +1,6 @@
 // The plain C interface of the library, shared by its sources and mirrored by `ops/cpu/library.py`.
 //
-// A program is an array of `Op`s that all threads of a pool run together, with a barrier after each; a `Step`
+// A program is an array of `Op`s that all threads of a pool run together, one after the other; a `Step`
 // holds what changes from one run to the next. Invariant: the bits of a row depend on that row alone, never on
 // the number of rows, on the thread that computes it, or on how rows are blocked.
 #pragma once
@@ -81,12 +81,21 @@ struct Worker {
     size_t scratch_bytes;
 };
 
+// How far an operator is, in pieces: handed out, and done.
+struct alignas(16) Progress {
+    int64_t next, done;
+};
+
 struct Context {
     const Step* step;
     const Rows* rows;
     int64_t num_blocks;
-    int64_t* next;  // shared counter of this op
     Worker* worker;
 };
 
-using RunOp = void (*)(const Op&, const Context&);
+// `num_pieces` says into how many pieces an operator falls, `run` does one; the result of a piece does not depend
+// on who does it, or when.
+struct Kernels {
+    int64_t (*num_pieces)(const Op&, const Context&);
+    void (*run)(const Op&, const Context&, int64_t piece);
+};
