@@ -157,9 +157,7 @@ class Tape(Protocol):
         """RMS norm of the residual stream, or of the rows whose logits are wanted."""
         ...
 
-    def product(
-        self, weights: Sequence[Any], x: Any, bias: torch.Tensor | None, name: str
-    ) -> torch.Tensor:
+    def product(self, weights: Sequence[Any], x: Any, bias: torch.Tensor | None, name: str) -> torch.Tensor:
         """x W^T + b into a buffer [.., O] that every layer shares under this name."""
         ...
 

@@ -1,4 +1,4 @@
-"""Recorded steps of our own CPU kernels: bit for bit what the same operators give one by one, on every model."""
+"""Recorded steps of our own CPU kernels: bit for bit what the operators give one by one, on every model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_rows_do_not_know_each_other(harness: Harness) -> None:
 
 def test_batched_equals_single(harness: Harness) -> None:
     prompts = [TOKENS[:n] for n in (1, 5, 17, 30, 31, 40)]
-    items = [submit(str(n), prompt, max_tokens=12, temperature=0.9, seed=n) for n, prompt in enumerate(prompts)]
+    items = [
+        submit(str(n), prompt, max_tokens=12, temperature=0.9, seed=n) for n, prompt in enumerate(prompts)
+    ]
     together = harness.run(items)
     for item in items:
         harness.fresh()

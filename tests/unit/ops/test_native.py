@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -34,14 +32,14 @@ PRODUCT_TOLERANCE = {"F32": 1e-6, "F16": 1e-6, "BF16": 1e-6, "Q8_0": 8e-3, "Q4_0
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda number: INSTRUCTION_SETS[number])
-def ops(request: pytest.FixtureRequest) -> Iterator[NativeBackend]:
+def ops(request: pytest.FixtureRequest) -> NativeBackend:
     try:
         library = open_library()
     except MissingLibraryError as error:
         pytest.skip(f"no native library: {error}")
     if not library.fl_instruction_sets() & request.param:
         pytest.skip(f"this processor has no {INSTRUCTION_SETS[request.param]}")
-    yield NativeBackend(open_pool(library, 2, instruction_set=request.param))
+    return NativeBackend(open_pool(library, 2, instruction_set=request.param))
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
@@ -125,9 +123,7 @@ def test_the_largest_of_each_row(ops: NativeBackend) -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 40, 64, 100])
 @pytest.mark.parametrize(("heads", "size"), [((9, 3), 64), ((2, 2), 16), ((8, 1), 80), ((3, 3), 6)])
-def test_attention(
-    ops: NativeBackend, heads: tuple[int, int], size: int, window: int | None
-) -> None:
+def test_attention(ops: NativeBackend, heads: tuple[int, int], size: int, window: int | None) -> None:
     lengths = (130, 40, 1, 200, 64, 33)
     paged = Paged.random(AttentionShape(*heads, size, window), lengths, seed=3)
     keys, values = paged.keys.half(), paged.values.half()

@@ -82,7 +82,7 @@ class Attention:
     def record(self, tape: Tape, x: Any) -> None:
         """Takes down `__call__` with the addition to the residual stream; only for a single rank."""
         qkv = tape.product(self._qkv.operators, x, self._qkv.bias, "qkv")
-        norms = tuple(norm and norm.values for norm in (self._q_norm, self._k_norm))
+        norms = tuple(norm.values if norm is not None else None for norm in (self._q_norm, self._k_norm))
         attended = tape.attend(qkv, self._layer, norms, self._eps)
-        bias = self._out_bias and self._out_bias.values
+        bias = self._out_bias.values if self._out_bias is not None else None
         tape.add_product(self._out.operators, attended, bias)

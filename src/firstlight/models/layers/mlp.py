@@ -46,5 +46,5 @@ class GatedMlp:
     def record(self, tape: Tape, x: Any) -> None:
         """Takes down `__call__` with the addition to the residual stream; only for a single rank."""
         gate_up = tape.product(self._gate_up.operators, x, self._gate_up.bias, "gate_up")
-        bias = self._down_bias and self._down_bias.values
+        bias = self._down_bias.values if self._down_bias is not None else None
         tape.add_product(self._down.operators, tape.gated_silu(gate_up), bias)

@@ -85,9 +85,7 @@ def _compile(
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{command[0]} did not end within {COMPILE_LIMIT_S:.0f} s") from error
     if done.returncode != 0:

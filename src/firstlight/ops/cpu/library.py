@@ -99,7 +99,9 @@ class Pool:
         `counter`: address of an 8-byte word that becomes `number` when the program is done, or 0.
         """
         program = ops if isinstance(ops, ctypes.Array) else (Op * len(ops))(*ops)
-        if self.library.fl_run(self.handle, program, len(program), ctypes.byref(step), counter or None, number):
+        if self.library.fl_run(
+            self.handle, program, len(program), ctypes.byref(step), counter or None, number
+        ):
             raise ResourceError("memory for the operators' threads is exhausted", "Use fewer --threads.")
 
 

@@ -1,4 +1,4 @@
-"""The CPU backend of our own kernels: packed weights as the file has them, activations in 8 bits, KV in float16.
+"""The CPU backend of our own kernels: weights as the file has them, activations in 8 bits, KV in float16.
 
 Picked by `engine.startup` for `--dtype auto` where the native library loads. Row-invariant: see
 `native/program.h`. Invariant: the operators called one by one here and recorded on a `tape.Tape` are the same

@@ -1,4 +1,4 @@
-"""Weights as the native kernels read them: tiles of 8 outputs, the file's own codes and scales, nothing rounded.
+"""Weights as the native kernels read them: tiles of 8 outputs, the file's own codes and scales, unrounded.
 
 Made by `native_backend.NativeBackend.linear`. All weights of a backend lie in one arena, for which huge pages
 are asked. Invariant: `NativeLinear.rows` gives bit for bit what `Matrix.dequantize` gave.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -112,7 +112,7 @@ def _advise(memory: mmap.mmap) -> None:
         return  # a kernel without transparent huge pages
 
 
-@dataclass(frozen=True)
+@dataclass
 class NativeLinear:
     """A `contract.LinearOp` over a packed weight. Float32 results; a Q format rounds its input to 8 bits."""
 
@@ -121,10 +121,10 @@ class NativeLinear:
     number: int  # the library's number of the layout
     packed: torch.Tensor
     layout: str
+    num_bytes: int = field(init=False)
 
-    @property
-    def num_bytes(self) -> int:
-        return self.packed.numel()
+    def __post_init__(self) -> None:
+        self.num_bytes = self.packed.numel()
 
     @property
     def takes_codes(self) -> bool:

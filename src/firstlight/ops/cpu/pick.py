@@ -1,4 +1,4 @@
-"""Which CPU operators a rank uses: our own kernels where the library loads, PyTorch's otherwise, with the reason.
+"""Which CPU operators a rank uses: our own where the library loads, PyTorch's otherwise, with the reason.
 
 Called once by `engine.startup`. Invariant: a machine without a compiler serves the same models, only slower,
 and the start-up report says so.
