@@ -1,7 +1,7 @@
 """Brings the native library along where a C++ compiler is there at installation; everything else is in
 pyproject.toml.
 
-Without a compiler the package installs all the same: the first start tries again, and else uses stock operators.
+Without a compiler the package installs all the same: the first start tries again, or uses stock operators.
 """
 
 from __future__ import annotations
