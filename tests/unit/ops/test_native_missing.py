@@ -1,4 +1,4 @@
-"""A machine that can neither find nor compile the native library serves with stock operators, and says why."""
+"""A machine that can neither find nor compile the native library uses stock operators, and says why."""
 
 from __future__ import annotations
 
