@@ -63,7 +63,7 @@ def test_a_process_that_cannot_be_moved_stays(tmp_path: Path) -> None:
 
 
 def test_all_of_a_real_group_ends_at_one_word(tmp_path: Path) -> None:
-    """In a hierarchy mounted for the test; where we may not mount, in the one that is there, if it lets us."""
+    """In a hierarchy mounted for the test; where we may not mount, in the one that is there."""
     run = f"exec {sys.executable} -c '{REAL}'"
     place = tmp_path / "cg"
     mounted = f"mkdir {place} && mount -t cgroup2 none {place} || exit 4; {run}"
