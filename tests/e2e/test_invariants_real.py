@@ -17,7 +17,7 @@ from support.prompts import PROMPTS
 
 pytestmark = pytest.mark.timeout(600)  # a dozen seconds on a quiet machine
 PAGE_VALUES = 30 * 2 * 3 * 64 * 16  # layers, keys and values, heads, head size, tokens
-SIZES = {"max_model_len": 256, "max_num_seqs": 8, "max_batched_tokens": 128}
+SIZES = {"max_model_len": 256, "max_num_seqs": 8, "max_batched_tokens": 128, "cpu_kernels": "auto"}
 Kind = tuple[str, int]  # dtype, and bytes of a value in the KV pool
 
 

@@ -93,7 +93,7 @@ ENGINE_SETTINGS = (
     _engine(
         "cpu-kernels",
         "cpu_kernels",
-        "Operators on a CPU. auto: our own, where the machine has them or can compile them. stock: PyTorch's.",
+        "Operators on a CPU. stock: PyTorch's. auto: our own, which are new, where they can be compiled.",
         choices=("auto", "stock"),
     ),
     _engine("max-num-seqs", "max_num_seqs", "Sequences in one step.", minimum=1),

@@ -29,7 +29,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def harness(folder: Path) -> Harness:
-    engine = Harness(folder, dtype="auto", max_batched_tokens=32, max_num_seqs=8, threads=2)
+    engine = Harness(
+        folder, dtype="auto", max_batched_tokens=32, max_num_seqs=8, threads=2, cpu_kernels="auto"
+    )
     assert engine.started.report["backend"].startswith("cpu-native"), engine.started.report["backend"]
     return engine
 
