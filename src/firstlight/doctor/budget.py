@@ -24,6 +24,13 @@ def piece_of(case: Case, key: str, quiet_s: float) -> float | None:
     return expected_piece_s(box, box.made_monotonic_s + seen.time_s - box.made_wall_s, quiet_s)
 
 
+def longest_step_s(case: Case, key: str) -> float:
+    """Of the engine's steps that its box remembers; 0 without any. A long prompt's take many seconds."""
+    seen = case.seen(BlackBoxSeen, key)
+    events = seen.value.box.events if seen else ()
+    return max((event.values[3] / 1e6 for event in events if event.name == "step"), default=0.0)
+
+
 def expected_piece_s(box: Box, now_s: float, quiet_s: float) -> float | None:
     """Seconds that one more unit (of bytes: one read) should take. `now_s` on the box's monotonic clock.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from firstlight.doctor.budget import piece_of
+from firstlight.doctor.budget import longest_step_s, piece_of
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.progress import ProcessorUse, Progress, heart_beats, processor_use, progress_of
 from firstlight.doctor.serving import Serving, serving_of
@@ -143,7 +143,8 @@ class _Judge:
         if self.serving.is_up and not self.serving.num_requests and self.serving.is_generating is not False:
             # Without a request that waits in every look, a busy process may well have answered some.
             return State.MOVING, (f"it uses {use.cores:.2f} cores, and no request is known to wait",)
-        limit_s = self.thresholds.spin_serving_after_s
+        longest_s = longest_step_s(self.case, key)
+        limit_s = max(self.thresholds.spin_serving_after_s, self.thresholds.spin_factor * longest_s)
         if not self.serving.is_up:
             limit_s = self._spin_limit_s(key, quiet_s)
         text = f"it uses {use.cores:.2f} cores, and nothing useful has moved for {quiet_s:.0f} s"

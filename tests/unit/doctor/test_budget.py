@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from firstlight.base.blackbox.reader import Box, Odometer, PhaseRecord
+from firstlight.base.blackbox.reader import Box, EventRecord, Odometer, PhaseRecord
 from firstlight.doctor.budget import expected_piece_s
 from firstlight.doctor.motion import State, Thresholds, judge_motion
+from firstlight.doctor.values_process import BlackBoxSeen
 from support.case_rows import boxed, busy, one_rank
 from support.doctor_scenes import box
 
@@ -43,5 +44,16 @@ def test_a_slow_phase_may_be_busy_for_longer(quiet_s: float, state: State) -> No
     """One layer took the time before it stood still, of 102 s in all: three times that is the limit."""
     seen = one_rank(busy("rank-0", 10), boxed("rank-0", 0, phase="build", odometer=Odometer(2, 8, "layers")))
     found = judge_motion(seen, Thresholds(), {"rank-0": quiet_s}).of("rank-0")
+    assert found is not None
+    assert found.state is state
+
+
+@pytest.mark.parametrize(("quiet_s", "state"), [(8.0, State.MOVING), (20.0, State.SPINNING)])
+def test_a_step_may_take_three_times_the_longest_one(quiet_s: float, state: State) -> None:
+    step = EventRecord("steps", 1, 950.0, "step", (1, 1, 512, 4_000_000, 0))
+    busy_box = msgspec.structs.replace(box(phase="serving", requests=(1, 0)), events=(step,))
+    seen = BlackBoxSeen(path="b", box=busy_box, is_alive=True)
+    rows = [*busy("rank-0", 10), (0, "rank-0", seen), (1, "rank-0", seen)]
+    found = judge_motion(one_rank(rows), Thresholds(), {"rank-0": quiet_s}).of("rank-0")
     assert found is not None
     assert found.state is state
