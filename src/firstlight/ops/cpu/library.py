@@ -22,7 +22,8 @@ from firstlight.ops.cpu.build import SOURCES, BuildError, compile_library, libra
 
 EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY = range(10)
 ADD_TO_OUTPUT, LOGIT_ROWS = 1, 2
-INSTRUCTION_SETS = {4: "AVX-512 with VNNI", 2: "AVX2", 1: "portable"}
+# AVX-512 (4) is compiled too, and will be taken once its tests have run on such a processor.
+INSTRUCTION_SETS = {2: "AVX2", 1: "portable"}
 GROUP = 32
 # Looks at a barrier before a thread sleeps: some tens of microseconds.
 NUM_LOOKS = 4000
