@@ -19,7 +19,7 @@ TEST := $(VENV)/.installed-test
 VLLM := .venv-vllm
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve test test-fast format lint types unit parity e2e shape test-vllm bench bench-compare soak fix docs clean
+.PHONY: help serve test sanitize test-fast format lint types unit parity e2e shape test-vllm bench bench-compare soak fix docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
@@ -52,6 +52,12 @@ patients-short: $(TEST)
 
 patients: $(TEST)  ## the doctor's confusion matrix over real processes with real faults (an hour)
 	@PYTHONPATH=src:tests $(BIN)/python -m patients.run $(ARGS)
+
+sanitize:  ## the native operators on random shapes, under AddressSanitizer, UBSan and ThreadSanitizer
+	tests/native/build.sh build/fuzz-address -fsanitize=address,undefined -fno-sanitize-recover=undefined
+	build/fuzz-address $(or $(ARGS),200)
+	tests/native/build.sh build/fuzz-thread -fsanitize=thread
+	build/fuzz-thread $(or $(ARGS),40)
 
 # The GPU tests come along: where there is no GPU they are skipped, and say so.
 unit: $(TEST)

@@ -1,32 +1,44 @@
-"""The equality invariants on the real model, bit for bit on the float32 reference: a few cases of each."""
+"""The equality invariants on the real model, bit for bit, on the float32 reference and on our own kernels."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from firstlight.engine.messages import Submit
 from firstlight.facts.sources import resolve_model
+from firstlight.ops.cpu.pick import pick_cpu_kernels
 from firstlight.text.model import TextModel
 from support.engines import Harness, Result, submit
 from support.prompts import PROMPTS
 
 pytestmark = pytest.mark.timeout(600)  # a dozen seconds on a quiet machine
-PAGE_BYTES = 30 * 2 * 3 * 64 * 4 * 16  # layers, keys and values, heads, head size, float32, tokens
-SIZES = {
-    "max_model_len": 256,
-    "max_num_seqs": 8,
-    "max_batched_tokens": 128,
-    "kv_memory_bytes": 64 * PAGE_BYTES,
-}
+PAGE_VALUES = 30 * 2 * 3 * 64 * 16  # layers, keys and values, heads, head size, tokens
+SIZES = {"max_model_len": 256, "max_num_seqs": 8, "max_batched_tokens": 128, "cpu_kernels": "auto"}
+Kind = tuple[str, int]  # dtype, and bytes of a value in the KV pool
 
 
 @pytest.fixture(scope="module")
 def path() -> Path:
     torch.set_num_threads(1)
     return resolve_model(None)
+
+
+@pytest.fixture(scope="module", params=[("float32", 4), ("auto", 2)], ids=["float32", "auto"])
+def kind(request: pytest.FixtureRequest, path: Path) -> Kind:
+    if request.param[0] == "auto":
+        pick = pick_cpu_kernels("auto", 1, 0)
+        assert pick.row_invariant, f"stock operators promise no equal bits: {pick.reason}"
+    return request.param
+
+
+def engine_of(path: Path, kind: Kind, num_pages: int = 64, **sizes: Any) -> Harness:
+    dtype, value_bytes = kind
+    kv_memory_bytes = num_pages * PAGE_VALUES * value_bytes
+    return Harness(path, dtype=dtype, **{**SIZES, "kv_memory_bytes": kv_memory_bytes, **sizes})
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +58,8 @@ def workload(path: Path) -> list[Submit]:
 
 
 @pytest.fixture(scope="module")
-def baseline(path: Path, workload: list[Submit]) -> dict[str, Result]:
-    engine = Harness(path, **SIZES)
+def baseline(path: Path, kind: Kind, workload: list[Submit]) -> dict[str, Result]:
+    engine = engine_of(path, kind)
     results: dict[str, Result] = {}
     for item in workload:
         engine.fresh()
@@ -60,9 +72,9 @@ def assert_same(results: dict[str, Result], baseline: dict[str, Result]) -> None
 
 
 def test_batched_then_cached_then_restarted(
-    path: Path, workload: list[Submit], baseline: dict[str, Result]
+    path: Path, kind: Kind, workload: list[Submit], baseline: dict[str, Result]
 ) -> None:
-    engine = Harness(path, **SIZES)
+    engine = engine_of(path, kind)
     assert_same(engine.run(workload), baseline)
     again = engine.run(reversed(workload))
     assert again["long"].num_cached_tokens == 144
@@ -72,15 +84,15 @@ def test_batched_then_cached_then_restarted(
 
 
 def test_chunked_and_arriving_one_by_one(
-    path: Path, workload: list[Submit], baseline: dict[str, Result]
+    path: Path, kind: Kind, workload: list[Submit], baseline: dict[str, Result]
 ) -> None:
-    engine = Harness(path, **{**SIZES, "max_batched_tokens": 33, "prefix_cache": False})
+    engine = engine_of(path, kind, max_batched_tokens=33, prefix_cache=False)
     arrive = {3 * number: [item] for number, item in enumerate(workload)}
     assert_same(engine.run([], arrive=arrive), baseline)
 
 
-def test_preempted(path: Path, workload: list[Submit], baseline: dict[str, Result]) -> None:
-    engine = Harness(path, **{**SIZES, "kv_memory_bytes": 16 * PAGE_BYTES})
+def test_preempted(path: Path, kind: Kind, workload: list[Submit], baseline: dict[str, Result]) -> None:
+    engine = engine_of(path, kind, 16)
     neighbours = [submit(f"n{n}", workload[0].prompt_token_ids, max_tokens=40, seed=n) for n in range(4)]
     results = engine.run([*workload, *neighbours])
     assert engine.core.scheduler.stats().num_preemptions > 0

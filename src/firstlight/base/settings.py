@@ -90,6 +90,12 @@ ENGINE_SETTINGS = (
     _engine("device", "device", "Where the model runs.", choices=("cpu", "cuda")),
     _engine("tensor-parallel", "tensor_parallel", "Ranks that share every layer.", minimum=1, maximum=64),
     _engine("threads", "threads", "Threads of each rank. 0: the cores divided by the ranks.", minimum=0),
+    _engine(
+        "cpu-kernels",
+        "cpu_kernels",
+        "Operators on a CPU. stock: PyTorch's. auto: our own, which are new, where they can be compiled.",
+        choices=("auto", "stock"),
+    ),
     _engine("max-num-seqs", "max_num_seqs", "Sequences in one step.", minimum=1),
     _engine(
         "max-batched-tokens",

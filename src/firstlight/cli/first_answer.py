@@ -25,6 +25,7 @@ VALUE_FLAGS = frozenset(
         "chat-template",
         "collective-deadline",
         "config",
+        "cpu-kernels",
         "cors-origin",
         "device",
         "drain",

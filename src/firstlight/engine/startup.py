@@ -22,7 +22,7 @@ from firstlight.engine.cuda_replay import CudaGraphReplay, record_graph
 from firstlight.engine.kv import KVPool
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.replay import EagerReplay, Replay
+from firstlight.engine.replay import EagerReplay, RecordedReplay, Replay
 from firstlight.engine.runner import ModelRunner, PageTables
 from firstlight.engine.scheduler import Scheduler
 from firstlight.engine.sizes import Needs, Sizes, allows_two_layouts, resolve_sizes
@@ -37,7 +37,8 @@ from firstlight.models.layers.rotary import turn_table
 from firstlight.models.registry import find
 from firstlight.ops.collectives import Group
 from firstlight.ops.contract import AttentionShape, Backend, MatrixKind
-from firstlight.ops.cpu.backend import CpuBackend
+from firstlight.ops.cpu.native_backend import NativeBackend
+from firstlight.ops.cpu.pick import pick_cpu_kernels
 from firstlight.ops.reference import ReferenceBackend
 
 REPORT_BUG = "This is a bug in the engine; run again with --debug and report what it prints."
@@ -75,7 +76,7 @@ def start(
     require_fit(checkpoint, section)
     report("device")
     num_threads = _set_threads(section, group)
-    ops = pick_backend(section.device, dtype, group.rank)
+    ops = pick_backend(section, dtype, group, num_threads)
     description = checkpoint.description
     report("build", 0, description.num_layers, "layers")
     declare = Declaration(ops, group, lambda done, total: report("build", done, total, "layers"))
@@ -110,19 +111,19 @@ def self_test(core: EngineCore) -> None:
     raise EngineError("the self-test gave no token in 4 steps", REPORT_BUG)
 
 
-def pick_backend(device: str, dtype: str, rank: int) -> Backend:
+def pick_backend(section: EngineSection, dtype: str, group: Group, num_threads: int) -> Backend:
     """The operators for a device and a `--dtype`, with the reason."""
     if dtype not in ("auto", "float32"):
         raise UnsupportedError(f"--dtype {dtype} is not supported", "Use auto or float32.")
-    if device == "cpu":
+    if section.device == "cpu":
         if dtype == "float32":
             return ReferenceBackend("--dtype float32: the reference, which rounds nothing")
-        return CpuBackend("--device cpu: stock PyTorch operators, chosen by measurement")
-    if device == "cuda":
+        return pick_cpu_kernels(section.cpu_kernels, num_threads, group.rank)
+    if section.device == "cuda":
         from firstlight.ops.cuda.backend import CudaBackend
 
-        return CudaBackend.open(dtype, rank)
-    raise UnsupportedError(f"--device {device} is not supported", "Use cpu or cuda.")
+        return CudaBackend.open(dtype, group.rank)
+    raise UnsupportedError(f"--device {section.device} is not supported", "Use cpu or cuda.")
 
 
 def _agree(sizes: Sizes, group: Group) -> Sizes:
@@ -176,12 +177,19 @@ def _make_pool(num_layers: int, sizes: Sizes, shape: AttentionShape, ops: Backen
     return pool
 
 
-def _runner(decoder: Decoder, ops: Backend, pool: KVPool, section: EngineSection, shape: Any) -> ModelRunner:
+def _runner(
+    decoder: Decoder, ops: Backend, pool: KVPool, section: EngineSection, shape: AttentionShape
+) -> ModelRunner:
     max_pages = -(-section.max_model_len // section.page_size_tokens)
     tables = PageTables(section.max_num_seqs, max_pages, section.page_size_tokens)
     turns = turn_table(decoder.description, section.max_model_len, ops.device)
-    on_cuda = ops.device.type == "cuda"
-    replay: Replay = CudaGraphReplay(decoder, record_graph) if on_cuda else EagerReplay(decoder)
+    replay: Replay
+    if isinstance(ops, NativeBackend) and section.tensor_parallel == 1:
+        replay = RecordedReplay(decoder, ops, shape, pool, section.max_batched_tokens)
+    elif ops.device.type == "cuda":
+        replay = CudaGraphReplay(decoder, record_graph)
+    else:
+        replay = EagerReplay(decoder)
     return ModelRunner(replay, ops, pool, turns, shape, tables)
 
 

@@ -19,6 +19,7 @@ from firstlight.models.layers.attention import Attention
 from firstlight.models.layers.linear import Vector
 from firstlight.models.layers.mlp import GatedMlp
 from firstlight.models.layers.vocabulary import Embedding, Head
+from firstlight.ops.contract import Tape
 
 
 class Block:
@@ -37,6 +38,10 @@ class Block:
         """Adds to the residual stream in place."""
         x_TH += self._attention(self._ops.rms_norm(x_TH, self._input_norm.values, self._eps), batch)
         x_TH += self._mlp(self._ops.rms_norm(x_TH, self._post_norm.values, self._eps))
+
+    def record(self, tape: Tape) -> None:
+        self._attention.record(tape, tape.norm(self._input_norm.values, self._eps))
+        self._mlp.record(tape, tape.norm(self._post_norm.values, self._eps))
 
 
 class Decoder:
@@ -63,6 +68,14 @@ class Decoder:
             block(x_TH, batch)
         wanted_LH = x_TH.index_select(0, batch.logit_rows_L)  # noqa: N806 - shape suffix
         return self._head(self._ops.rms_norm(wanted_LH, self._norm.values, self.description.norm_eps))
+
+    def record(self, tape: Tape) -> None:
+        """Takes down `__call__` on a tape; only for a single rank, since a tape knows no collectives."""
+        self._embedding.record(tape)
+        for block in self._blocks:
+            block.record(tape)
+        normed = tape.norm(self._norm.values, self.description.norm_eps, of_logit_rows=True)
+        self._head.record(tape, normed)
 
 
 Architecture = Callable[[Declaration, ModelDescription], Decoder]

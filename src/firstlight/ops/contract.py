@@ -11,7 +11,7 @@ heads, D head size, O outputs and I inputs of a linear.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -139,4 +139,42 @@ class Backend(Protocol):
 
         `keys` and `values` are the layer's pool [slots, K, D], in which the rows' own KV is already written.
         """
+        ...
+
+
+class Tape(Protocol):
+    """Takes down the operators of a forward pass once, so that a backend can replay them without Python.
+
+    A model's layers record themselves in the order in which they run. What an operator gives is handed on as
+    an opaque value. `weights`: operators that `Backend.linear` made, side by side over one input.
+    """
+
+    def embed(self, weight: Any, look_up: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Sets the residual stream: from the rows of `weight`, or else by `look_up` before each replay."""
+        ...
+
+    def norm(self, weight_H: torch.Tensor, eps: float, *, of_logit_rows: bool = False) -> Any:
+        """RMS norm of the residual stream, or of the rows whose logits are wanted."""
+        ...
+
+    def product(self, weights: Sequence[Any], x: Any, bias: torch.Tensor | None, name: str) -> torch.Tensor:
+        """x W^T + b into a buffer [.., O] that every layer shares under this name."""
+        ...
+
+    def add_product(self, weights: Sequence[Any], x: Any, bias: torch.Tensor | None) -> None:
+        """Adds x W^T + b to the residual stream."""
+        ...
+
+    def logits(self, weights: Sequence[Any], x: Any) -> None:
+        """The output head."""
+        ...
+
+    def gated_silu(self, gate_up: torch.Tensor) -> Any:
+        """See `Backend.gated_silu`."""
+        ...
+
+    def attend(
+        self, qkv: torch.Tensor, layer: int, norms: tuple[torch.Tensor | None, ...], eps: float
+    ) -> Any:
+        """Norms (if any) and turns q and k, writes k and v to the pool, attends."""
         ...

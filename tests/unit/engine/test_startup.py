@@ -50,12 +50,15 @@ def test_phases_come_in_order_and_weights_end_complete(path: Path) -> None:
     assert weights[-1][1:] == (started.checkpoint.total_bytes, started.checkpoint.total_bytes, "bytes")
 
 
-@pytest.mark.parametrize(("dtype", "backend"), [("float32", "reference"), ("auto", "cpu")])
-def test_the_report_says_what_runs_and_why(path: Path, dtype: str, backend: str) -> None:
-    started, _ = run(path, dtype=dtype)
+BACKENDS = [("float32", "auto", "reference"), ("auto", "auto", "cpu-native"), ("auto", "stock", "cpu")]
+
+
+@pytest.mark.parametrize(("dtype", "kernels", "backend"), BACKENDS)
+def test_the_report_says_what_runs_and_why(path: Path, dtype: str, kernels: str, backend: str) -> None:
+    started, _ = run(path, dtype=dtype, cpu_kernels=kernels)
     report = started.report
     assert report["backend"].startswith(f"{backend} (")
-    assert report["row_invariant"] == (backend == "reference")
+    assert report["row_invariant"] == (backend != "cpu")
     assert set(report["formats"]) == {"F32", "Q8_0", "Q4_0", "Q4_1"}
     assert any("layer" in note or "every matrix" in note for note in report["layouts"])
     assert any("kv cache" in note for note in report["memory"])

@@ -7,6 +7,8 @@ Shapes: T tokens, H hidden, N query heads and K KV heads of this rank, D head si
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from firstlight.facts.description import ModelDescription
@@ -14,7 +16,7 @@ from firstlight.loading.plan import Wanted, split_evenly
 from firstlight.models.batch import ForwardBatch
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import Linear, Part, Vector
-from firstlight.ops.contract import AttentionShape
+from firstlight.ops.contract import AttentionShape, Tape
 
 
 def attention_shape(description: ModelDescription, rank: int, size: int) -> AttentionShape:
@@ -76,3 +78,11 @@ class Attention:
         attended = self._ops.attend(turned[:, : self._num_heads], keys, values, batch.attention)
         out = self._group.all_reduce(self._name, self._out(attended.flatten(1)))
         return out if self._out_bias is None else out + self._out_bias.values
+
+    def record(self, tape: Tape, x: Any) -> None:
+        """Takes down `__call__` with the addition to the residual stream; only for a single rank."""
+        qkv = tape.product(self._qkv.operators, x, self._qkv.bias, "qkv")
+        norms = tuple(norm.values if norm is not None else None for norm in (self._q_norm, self._k_norm))
+        attended = tape.attend(qkv, self._layer, norms, self._eps)
+        bias = self._out_bias.values if self._out_bias is not None else None
+        tape.add_product(self._out.operators, attended, bias)

@@ -99,6 +99,15 @@ class Linear:
         return out if self._bias_O is None else out + self._bias_O
 
     @property
+    def operators(self) -> Sequence[LinearOp]:
+        """The resident operators, side by side over one input."""
+        return self._linears
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self._bias_O
+
+    @property
     def num_bytes(self) -> int:
         return sum(linear.num_bytes for linear in self._linears)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from firstlight.facts.description import ModelDescription
 from firstlight.loading.plan import Wanted, split_evenly
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import Linear, Part, Vector
+from firstlight.ops.contract import Tape
 
 # Shares are whole blocks of the quantised formats, where the width allows it.
 BLOCK_VALUES = 32
@@ -39,3 +42,9 @@ class GatedMlp:
         inner = self._ops.gated_silu(self._gate_up(x_TH))
         out = self._group.all_reduce(self._name, self._down(inner))
         return out if self._down_bias is None else out + self._down_bias.values
+
+    def record(self, tape: Tape, x: Any) -> None:
+        """Takes down `__call__` with the addition to the residual stream; only for a single rank."""
+        gate_up = tape.product(self._gate_up.operators, x, self._gate_up.bias, "gate_up")
+        bias = self._down_bias.values if self._down_bias is not None else None
+        tape.add_product(self._down.operators, tape.gated_silu(gate_up), bias)

@@ -6,11 +6,14 @@ vocabulary. When they are tied, the tensor is read once and the embedding hands 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from firstlight.loading.plan import Wanted, split_evenly
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import Linear, Part
+from firstlight.ops.contract import Tape
 from firstlight.quant.registry import dequantize
 from firstlight.quant.weight import Weight
 
@@ -32,6 +35,10 @@ class Head:
     def __call__(self, hidden_LH: torch.Tensor) -> torch.Tensor:
         logits = self.linear(hidden_LH).float()
         return self._group.gather_columns("logits", logits, self._widths)
+
+    def record(self, tape: Tape, x: Any) -> None:
+        """Takes down `__call__`; only for a single rank."""
+        tape.logits(self.linear.operators, x)
 
     def take_tied(self, weight: Weight) -> bool:
         """Lays out this rank's share of the embedding; True if the layout can hand out all its rows."""
@@ -58,6 +65,11 @@ class Embedding:
             return rows
         raw = self._weight.raw.index_select(0, tokens_T)
         return dequantize(Weight(self._weight.format, (len(tokens_T), self._weight.shape[1]), raw))
+
+    def record(self, tape: Tape) -> None:
+        """Takes down `__call__`: where the rows are the head's, they are looked up by the tape itself."""
+        is_head = self._weight is None and self._tied is not None
+        tape.embed(self._tied.linear.operators[0] if is_head and self._tied else None, self)
 
     @property
     def num_bytes(self) -> int:

@@ -1,0 +1,170 @@
+"""The native library: found or compiled, loaded with ctypes, and its thread pool.
+
+Used by `native_backend` and `tape`. The structures here mirror `native/program.h`. Invariant: a `Pool` runs
+one program at a time, and keeps no reference to the memory it was given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from firstlight.base.environment import cache_directory
+from firstlight.base.errors import ResourceError
+from firstlight.ops.cpu.build import SOURCES, BuildError, compile_library, library_name
+
+EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY = range(10)
+ADD_TO_OUTPUT, LOGIT_ROWS = 1, 2
+# AVX-512 (4) is compiled too, and will be taken once its tests have run on such a processor.
+INSTRUCTION_SETS = {2: "AVX2", 1: "portable"}
+GROUP = 32
+# Looks at a barrier before a thread sleeps: some tens of microseconds.
+NUM_LOOKS = 4000
+
+
+class Op(ctypes.Structure):
+    """One operator of a program."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("flags", ctypes.c_int32),
+        ("n", ctypes.c_int64 * 8),
+        ("f", ctypes.c_float * 2),
+        ("p", ctypes.c_void_p * 8),
+    )
+
+
+class Step(ctypes.Structure):
+    """What changes from one run of a program to the next."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int64)
+            for name in ("num_rows", "num_logits", "num_sequences", "page_size", "table_width")
+        ),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("tokens", "turns", "write_slots", "logit_rows", "starts", "counts", "pages")
+        ),
+    )
+
+
+class _Quantized(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("codes", "scales", "scaled_sums", "sums", "outliers")
+    )
+
+
+class Codes:
+    """Room for `max_rows` rows of activations as 8-bit codes in groups of 32, the largest of each in 16."""
+
+    def __init__(self, max_rows: int, width: int) -> None:
+        assert width % GROUP == 0, "codes come in whole groups"
+        self.width = width
+        groups = width // GROUP
+        self.codes = torch.empty(max_rows, width, dtype=torch.int8)
+        self.scales = torch.empty(max_rows, groups)
+        self.scaled_sums = torch.empty(max_rows, groups)
+        self.sums = torch.empty(max_rows, groups, dtype=torch.int32)
+        self.outliers = torch.empty(max_rows, groups, 2, dtype=torch.int32)
+        parts = (self.codes, self.scales, self.scaled_sums, self.sums, self.outliers)
+        self._struct = _Quantized(*(part.data_ptr() for part in parts))
+        self.address = ctypes.addressof(self._struct)
+
+
+class MissingLibraryError(Exception):
+    """Why the native library cannot be used, as the end of a sentence."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Threads that run programs. `instruction_set` is a key of `INSTRUCTION_SETS`."""
+
+    library: ctypes.CDLL
+    handle: int
+    num_threads: int
+    instruction_set: int
+
+    def run(
+        self, ops: ctypes.Array[Op] | Sequence[Op], step: Step, counter: int = 0, number: int = 0
+    ) -> None:
+        """Runs a program on a step; raises `ResourceError` if the threads' own memory cannot be had.
+
+        `counter`: address of an 8-byte word that becomes `number` when the program is done, or 0.
+        """
+        program = ops if isinstance(ops, ctypes.Array) else (Op * len(ops))(*ops)
+        if self.library.fl_run(
+            self.handle, program, len(program), ctypes.byref(step), counter or None, number
+        ):
+            raise ResourceError("memory for the operators' threads is exhausted", "Use fewer --threads.")
+
+
+def open_library() -> ctypes.CDLL:
+    """The library that belongs to the sources; compiled if it is nowhere. Raises `MissingLibraryError`."""
+    name = library_name()
+    packaged = SOURCES / name
+    path = packaged if packaged.exists() else cache_directory() / "native" / name
+    try:
+        if not path.exists():
+            _compile_once(path)
+        return load(path)
+    except (BuildError, OSError) as error:
+        raise MissingLibraryError(str(error)) from error
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Loads a compiled library and declares its functions."""
+    library = ctypes.CDLL(str(path))
+    library.fl_pool.restype = ctypes.c_void_p
+    library.fl_pool.argtypes = (ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+    library.fl_end_pool.argtypes = (ctypes.c_void_p,)
+    library.fl_run.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+    )
+    return library
+
+
+def open_pool(
+    library: ctypes.CDLL, num_threads: int, cpus: Sequence[int] | None = None, instruction_set: int = 0
+) -> Pool:
+    """A pool of threads, the caller being one of them. `cpus`: where to pin the others; None: nowhere.
+
+    The caller itself stays free, because the threads that it makes later would inherit its place. The threads
+    end with the pool.
+    `instruction_set` 0 takes the best that this processor has.
+    """
+    best = instruction_set or max(s for s in INSTRUCTION_SETS if library.fl_instruction_sets() & s)
+    pinned = None if cpus is None else (ctypes.c_int32 * num_threads)(*cpus)
+    handle = library.fl_pool(num_threads, pinned, best, NUM_LOOKS)
+    assert handle is not None, "the library refused the number of threads or the instruction set"
+    pool = Pool(library, handle, num_threads, best)
+    weakref.finalize(pool, library.fl_end_pool, handle)
+    return pool
+
+
+def address(values: torch.Tensor | np.ndarray | None) -> int | None:
+    """Where the values lie; the caller keeps them alive."""
+    if values is None:
+        return None
+    return values.data_ptr() if isinstance(values, torch.Tensor) else values.ctypes.data
+
+
+def _compile_once(path: Path) -> None:
+    """Of several processes that start together, one compiles and the others wait for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            compile_library(path)

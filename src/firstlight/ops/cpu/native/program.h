@@ -1,0 +1,101 @@
+// The plain C interface of the library, shared by its sources and mirrored by `ops/cpu/library.py`.
+//
+// A program is an array of `Op`s that all threads of a pool run together, one after the other; a `Step`
+// holds what changes from one run to the next. Invariant: the bits of a row depend on that row alone, never on
+// the number of rows, on the thread that computes it, or on how rows are blocked.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+enum Kind : int32_t {
+    OP_EMBED = 0,
+    OP_NORM = 1,
+    OP_QUANTIZE = 2,
+    OP_LINEAR = 3,
+    OP_SILU = 4,
+    OP_TURN_AND_WRITE = 5,
+    OP_ATTEND = 6,
+    OP_LARGEST = 7,
+    OP_READ = 8,     // for measuring: reads memory and does nothing with it
+    OP_MULTIPLY = 9  // for measuring: integer products out of registers
+};
+
+// Weights lie in tiles of 8 outputs. Q formats: for each group of 32 inputs the codes, then 8 float16 scales
+// (and 8 float16 minima). Plain formats: for each input the 8 values.
+enum Format : int32_t { Q4_MIN = 0, Q4 = 1, Q8 = 2, FLOAT32 = 3, FLOAT16 = 4, BFLOAT16 = 5 };
+
+enum Flag : int32_t { ADD_TO_OUTPUT = 1, LOGIT_ROWS = 2 };
+
+constexpr int TILE = 8;
+constexpr int GROUP = 32;
+constexpr int SPAN = 64;           // positions of an attention block: fixed, so that a row's sums are too
+constexpr int ATTENTION_ROWS = 32;  // rows of a sequence that share the conversion of a block of keys
+
+// The largest value of a group of activations, apart from the others: it would coarsen their scale. `code` is
+// the low half of a pair of 16 bits (the high half is 0).
+struct Outlier {
+    int32_t code, place;
+};
+
+// Activations as integers, row after row: 8-bit codes [rows, width] (0 at the outlier's place), and for each group
+// of 32 the outlier, the scale, the sum of all its integers, and the product of both.
+struct Quantized {
+    int8_t* codes;
+    float* scales;
+    float* scaled_sums;
+    int32_t* sums;
+    Outlier* outliers;
+};
+
+struct Op {
+    int32_t kind;
+    int32_t flags;
+    int64_t n[8];
+    float f[2];
+    void* p[8];
+};
+
+struct Step {
+    int64_t num_rows;
+    int64_t num_logits;
+    int64_t num_sequences;
+    int64_t page_size;
+    int64_t table_width;          // pages in a row of `pages`
+    const int64_t* tokens;        // [rows]
+    const float* turns;           // [rows, D/2, 2]
+    const int64_t* write_slots;   // [rows]
+    const int64_t* logit_rows;    // [logits]
+    const int64_t* starts;        // [sequences] position of the first row
+    const int64_t* counts;        // [sequences] number of rows
+    const int64_t* pages;         // [sequences, table_width]
+};
+
+// Rows of one sequence that are attended together, for every KV head.
+struct Rows {
+    int64_t sequence, first_row, position, count;
+};
+
+struct Worker {
+    int32_t thread, num_threads;
+    void* scratch;
+    size_t scratch_bytes;
+};
+
+// How far an operator is, in pieces: handed out, and done.
+struct alignas(16) Progress {
+    int64_t next, done;
+};
+
+struct Context {
+    const Step* step;
+    const Rows* rows;
+    int64_t num_blocks;
+    Worker* worker;
+};
+
+// `num_pieces` says into how many pieces an operator falls, `run` does one; the result of a piece does not depend
+// on who does it, or when.
+struct Kernels {
+    int64_t (*num_pieces)(const Op&, const Context&);
+    void (*run)(const Op&, const Context&, int64_t piece);
+};

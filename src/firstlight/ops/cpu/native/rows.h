@@ -1,0 +1,137 @@
+// What is done to one row of activations: norm, gate, rotary embedding, and quantising to 8-bit codes.
+#pragma once
+#include "program.h"
+#include "simd.h"
+
+struct LargestTwo {
+    f8 first, second;
+};
+static inline f8 more(f8 a, f8 b) { return a > b ? a : b; }
+static inline f8 less(f8 a, f8 b) { return a > b ? b : a; }
+static inline LargestTwo merge(LargestTwo a, LargestTwo b) {
+    return {more(a.first, b.first), more(less(a.first, b.first), more(a.second, b.second))};
+}
+static inline LargestTwo turned(LargestTwo a, i8 lanes) {
+    return {__builtin_shuffle(a.first, lanes), __builtin_shuffle(a.second, lanes)};
+}
+
+constexpr float MOST_8 = 127.0f, MOST_16 = 32000.0f;
+
+// 32 values as integers: round(x / scale). The scale is made for the second largest, which gets 8 bits; the largest
+// gets 16. Infinity or NaN make the scale NaN, so that everything behind it is NaN too.
+static inline void quantize_group(const float* x, int64_t group, int8_t* codes, const Quantized& to) {
+    f8 v[4], wrong = f8{};
+    LargestTwo pairs[2];
+    for (int k = 0; k < 4; k++) {
+        v[k] = load(x + 8 * k);
+        wrong = wrong + (v[k] - v[k]);  // 0, or NaN for infinity and NaN
+    }
+    for (int k = 0; k < 2; k++) {
+        f8 a = absolute(v[2 * k]), b = absolute(v[2 * k + 1]);
+        pairs[k] = {more(a, b), less(a, b)};
+    }
+    LargestTwo most = merge(pairs[0], pairs[1]);
+    most = merge(most, turned(most, i8{4, 5, 6, 7, 0, 1, 2, 3}));
+    most = merge(most, turned(most, i8{2, 3, 0, 1, 6, 7, 4, 5}));
+    most = merge(most, turned(most, i8{1, 0, 3, 2, 5, 4, 7, 6}));
+    bool is_finite = true;
+    for (int k = 0; k < 8; k++) is_finite = is_finite && wrong[k] == wrong[k];
+    float first = most.first[0], second = most.second[0];
+    bool is_zero = !(first > 1e-30f);
+    float scale = second / MOST_8 > first / MOST_16 ? second / MOST_8 : first / MOST_16;
+    float inverse = is_zero || !is_finite ? 0.0f : 1.0f / scale;
+    int32_t place = 0;
+    while (place < GROUP - 1 && !(__builtin_fabsf(x[place]) == first)) place++;
+    i8 total = {}, code[4];
+    for (int k = 0; k < 4; k++) {
+        f8 scaled = is_finite ? v[k] * inverse : f8{};
+        code[k] = to_int((scaled + 12582912.0f) - 12582912.0f);
+        total += code[k];
+    }
+    int32_t all_codes = 0;
+    for (int k = 0; k < 8; k++) all_codes += total[k];
+    to.outliers[group] = {(int32_t)((uint32_t)code[place / 8][place % 8] & 0xffff), place};
+    code[place / 8][place % 8] = 0;
+#if defined(__AVX2__)
+    __m256i low = _mm256_packs_epi32((__m256i)code[0], (__m256i)code[1]);
+    __m256i high = _mm256_packs_epi32((__m256i)code[2], (__m256i)code[3]);
+    __m256i bytes = _mm256_packs_epi16(low, high);
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i*)codes, bytes);
+#else
+    for (int k = 0; k < GROUP; k++) codes[k] = (int8_t)code[k / 8][k % 8];
+#endif
+    to.scales[group] = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : scale;
+    to.sums[group] = all_codes;
+    to.scaled_sums[group] = to.scales[group] * (float)all_codes;
+}
+
+static inline void quantize_range(const float* x, int64_t first, int64_t width, int64_t row, int64_t row_width,
+                                  const Quantized& to) {
+    int64_t groups = row_width / GROUP;
+    for (int64_t i = 0; i < width; i += GROUP) {
+        quantize_group(x + i, row * groups + (first + i) / GROUP, to.codes + row * row_width + first + i, to);
+    }
+}
+
+static inline void quantize_row(const float* x, int64_t row, int64_t width, const Quantized& to) {
+    quantize_range(x, 0, width, row, width, to);
+}
+
+static inline void norm_row(const float* x, const float* weight, int64_t width, float eps, float* out) {
+    f8 squares = f8{};
+    int64_t i = 0;
+    for (; i + 8 <= width; i += 8) squares = fma8(load(x + i), load(x + i), squares);
+    float total = sum(squares);
+    for (; i < width; i++) total += x[i] * x[i];
+    float scale = 1.0f / __builtin_sqrtf(total / (float)width + eps);
+    for (i = 0; i + 8 <= width; i += 8) store(out + i, load(x + i) * scale * load(weight + i));
+    for (; i < width; i++) out[i] = x[i] * scale * weight[i];
+}
+
+static inline f8 silu8(f8 gate) { return gate / (exp8(-gate) + 1.0f); }
+
+static inline void gate_row(const float* gate, const float* up, int64_t width, float* out) {
+    int64_t i = 0;
+    for (; i + 8 <= width; i += 8) store(out + i, silu8(load(gate + i)) * load(up + i));
+    if (i == width) return;
+    float tail[16] = {};
+    for (int64_t k = i; k < width; k++) {
+        tail[k - i] = gate[k];
+        tail[8 + k - i] = up[k];
+    }
+    f8 last = silu8(load(tail)) * load(tail + 8);
+    for (int64_t k = i; k < width; k++) out[k] = last[k - i];
+}
+
+// Pairs (2i, 2i+1) turned by (cos, sin), in place. Each product and sum is rounded: spelt out, because GCC 12
+// makes fused operations of the plain loop even with -ffp-contract=off.
+static inline void turn_head(float* x, const float* turn, int64_t size) {
+    int64_t i = 0;
+#if defined(__AVX2__)
+    for (; i + 8 <= size; i += 8) {
+        __m256 pairs = _mm256_loadu_ps(x + i), both = _mm256_loadu_ps(turn + i);
+        __m256 swapped = _mm256_permute_ps(pairs, 0xb1);
+        __m256 straight = _mm256_mul_ps(pairs, _mm256_moveldup_ps(both));
+        _mm256_storeu_ps(x + i, _mm256_addsub_ps(straight, _mm256_mul_ps(swapped, _mm256_movehdup_ps(both))));
+    }
+#endif
+    for (; i + 1 < size; i += 2) {
+        float even = x[i], odd = x[i + 1], cosine = turn[i], sine = turn[i + 1];
+        volatile float crossed = odd * sine, other = even * sine;
+        x[i] = even * cosine - crossed;
+        x[i + 1] = other + odd * cosine;
+    }
+}
+
+static inline void write_half(uint16_t* to, const float* from, int64_t size) {
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8) store_half(to + i, load(from + i));
+    for (; i < size; i++) {
+        f8 one = f8{};
+        one[0] = from[i];
+        uint16_t half[8];
+        store_half(half, one);
+        to[i] = half[0];
+    }
+}

@@ -1,0 +1,136 @@
+"""The CPU backend of our own kernels: weights as the file has them, activations in 8 bits, KV in float16.
+
+Picked by `engine.startup` for `--dtype auto` where the native library loads. Row-invariant: see
+`native/program.h`. Invariant: the operators called one by one here and recorded on a `tape.Tape` are the same
+and give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
+from firstlight.ops.cpu.library import ATTEND, INSTRUCTION_SETS, NORM, SILU, Op, Pool, Step, address
+from firstlight.ops.cpu.packed import CODES, Arena, NativeLinear, pack, packed_bytes
+
+
+@dataclass(frozen=True)
+class NativePlan:
+    """A step's rows as the library reads them; the arrays are kept alive here."""
+
+    starts: np.ndarray[Any, np.dtype[np.int64]]
+    counts: np.ndarray[Any, np.dtype[np.int64]]
+    pages_SP: np.ndarray[Any, np.dtype[np.int64]]
+    page_size: int
+    shape: AttentionShape
+
+    def fill(self, step: Step) -> None:
+        """Puts the rows into `step`."""
+        step.num_sequences, step.table_width = self.pages_SP.shape
+        step.page_size = self.page_size
+        step.starts, step.counts = address(self.starts), address(self.counts)
+        step.pages = address(self.pages_SP)
+
+
+def attention_op(shape: AttentionShape, row_stride: int) -> Op:
+    """An attention operator without its addresses: queries, keys, values, float output, coded output."""
+    op = Op(ATTEND, n=(shape.num_heads, shape.num_kv_heads, shape.head_size, row_stride, shape.window or 0))
+    op.f[0] = 1.0 / math.sqrt(shape.head_size)
+    return op
+
+
+class NativeBackend:
+    """See `contract.Backend`."""
+
+    name = "cpu-native"
+    row_invariant = True
+    device = torch.device("cpu")
+    key_dtype = torch.float16
+    value_dtype = torch.float16
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        instructions = INSTRUCTION_SETS[pool.instruction_set]
+        self.reason = f"--device cpu: our own kernels for {instructions}, {pool.num_threads} threads"
+        self._arena = Arena()
+        self._kinds: dict[MatrixKind, int] = {}
+
+    def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
+        self._kinds |= {kind: self.resident_bytes(kind) for kind in kinds}
+
+    def resident_bytes(self, kind: MatrixKind) -> int:
+        return packed_bytes(kind.format, kind.shape)
+
+    def layout_notes(self) -> list[str]:
+        return [
+            f"{kind.role} {kind.format} {kind.shape[0]}x{kind.shape[1]}: {_layout(kind.format)}"
+            for kind in self._kinds
+        ]
+
+    def linear(self, weight: Matrix, *, role: str) -> LinearOp:
+        outputs, inputs = weight.shape
+        number, packed = pack(weight, self._arena)
+        return NativeLinear(self.pool, (outputs, inputs), number, packed, _layout(weight.format))
+
+    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+        if weight_H.dim() > 1:  # a weight for each head
+            return self._norm_heads(x_TH, weight_H, eps)
+        x = x_TH.contiguous()
+        out = torch.empty_like(x)
+        op = Op(NORM, n=(x.shape[-1],), p=(address(x), address(weight_H), address(out)))
+        op.f[0] = eps
+        self.pool.run([op], Step(num_rows=x.numel() // x.shape[-1]))
+        return out
+
+    def _norm_heads(self, x_THD: torch.Tensor, weight_HD: torch.Tensor, eps: float) -> torch.Tensor:
+        heads = [
+            self.rms_norm(x_THD[:, head], weight_HD[head].contiguous(), eps) for head in range(len(weight_HD))
+        ]
+        return torch.stack(heads, 1)
+
+    def rotate(self, x_TND: torch.Tensor, turn_TD: torch.Tensor) -> torch.Tensor:
+        # Single operations, each rounded, as in the library: the bits agree.
+        cos, sin = turn_TD[:, None, :, 0], turn_TD[:, None, :, 1]
+        even, odd = x_TND[..., 0::2], x_TND[..., 1::2]
+        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+    def gated_silu(self, gate_up_TO: torch.Tensor) -> torch.Tensor:
+        x = gate_up_TO.float().contiguous()
+        width = x.shape[1] // 2
+        out = torch.empty(len(x), width)
+        self.pool.run([Op(SILU, n=(width,), p=(address(x), address(out)))], Step(num_rows=len(x)))
+        return out
+
+    def plan_attention(self, rows: StepRows, shape: AttentionShape) -> NativePlan:
+        return NativePlan(
+            np.array(rows.starts, dtype=np.int64),
+            np.array(rows.counts, dtype=np.int64),
+            np.ascontiguousarray(rows.page_table_SP, dtype=np.int64),
+            rows.page_size,
+            shape,
+        )
+
+    def attend(
+        self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
+    ) -> torch.Tensor:
+        q = q_TND if q_TND.stride()[1:] == (q_TND.shape[2], 1) else q_TND.contiguous()
+        out = torch.empty(q.shape)
+        op = attention_op(plan.shape, q.stride(0))
+        for place, tensor in enumerate((q, keys, values, out)):
+            op.p[place] = address(tensor)
+        step = Step(num_rows=len(q))
+        plan.fill(step)
+        self.pool.run([op], step)
+        return out
+
+
+def _layout(weight_format: str) -> str:
+    if weight_format in CODES:
+        return "the file's codes and scales, unrounded; activations in 8 bits by groups of 32"
+    return "the file's values, unrounded; activations in fp32"

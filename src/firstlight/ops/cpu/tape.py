@@ -1,0 +1,171 @@
+"""A forward pass taken down once, as a program of the native library that runs on any number of rows.
+
+The layers of a model record themselves on a `Tape` (see `contract.Tape`); `engine.replay` runs it. Invariant:
+every address in the program belongs to a tensor that the tape, the model or the KV pool keeps alive.
+
+Shapes: R most rows of a step, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from firstlight.ops.contract import AttentionShape
+from firstlight.ops.cpu.library import (
+    ADD_TO_OUTPUT,
+    LOGIT_ROWS,
+    NORM,
+    SILU,
+    TURN_AND_WRITE,
+    Codes,
+    Op,
+    Step,
+    address,
+)
+from firstlight.ops.cpu.native_backend import NativeBackend, attention_op
+from firstlight.ops.cpu.packed import NativeLinear
+
+
+@dataclass
+class Activation:
+    """The output of a recorded operator. It gets floats, codes or both, as its readers ask for them."""
+
+    op: Op
+    width: int
+    floats_place: int  # where the operator takes the address of its float output
+    codes_place: int
+    name: str
+    of_logit_rows: bool = False
+
+
+class NativeTape:
+    """See `contract.Tape`. Buffers are for `max_rows` rows and shared by all layers."""
+
+    def __init__(
+        self,
+        ops: NativeBackend,
+        shape: AttentionShape,
+        pool: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+        max_rows: int,
+        hidden: int,
+    ) -> None:
+        self.max_rows = max_rows
+        self.residual = torch.zeros(max_rows, hidden)
+        self._ops, self._shape = ops, shape
+        self._keys, self._values = pool
+        self._program: list[Op] = []
+        self._floats: dict[str, torch.Tensor] = {}
+        self._codes: dict[str, Codes] = {}
+        self._embedding: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._head: Op | None = None
+        self._logits = torch.empty(0, 0)
+        self._array: ctypes.Array[Op] | None = None
+
+    def embed(self, weight: Any, look_up: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        if isinstance(weight, NativeLinear):
+            self._program.append(weight.embed_op(self.residual))
+        else:
+            self._embedding = look_up
+
+    def norm(self, weight_H: torch.Tensor, eps: float, *, of_logit_rows: bool = False) -> Activation:
+        width = len(weight_H)
+        flags = LOGIT_ROWS if of_logit_rows else 0
+        op = Op(NORM, flags, n=(width, of_logit_rows), p=(address(self.residual), address(weight_H)))
+        op.f[0] = eps
+        self._program.append(op)
+        return Activation(op, width, 2, 3, "normed", of_logit_rows)
+
+    def product(
+        self, weights: Sequence[Any], x: Activation, bias: torch.Tensor | None, name: str
+    ) -> torch.Tensor:
+        width = sum(weight.shape[0] for weight in weights)
+        out = self._room(name, width)
+        self._multiply(weights, x, bias, out)
+        return out
+
+    def add_product(self, weights: Sequence[Any], x: Activation, bias: torch.Tensor | None) -> None:
+        self._multiply(weights, x, bias, self.residual, ADD_TO_OUTPUT)
+
+    def logits(self, weights: Sequence[Any], x: Activation) -> None:
+        (weight,) = weights
+        self._logits = torch.empty(1, weight.shape[0])
+        self._multiply(weights, x, None, self._logits)
+        self._head = self._program[-1]
+
+    def gated_silu(self, gate_up: torch.Tensor) -> Activation:
+        width = gate_up.shape[1] // 2
+        op = Op(SILU, n=(width,), p=(address(gate_up),))
+        self._program.append(op)
+        return Activation(op, width, 1, 2, "inner")
+
+    def attend(
+        self, qkv: torch.Tensor, layer: int, norms: tuple[torch.Tensor | None, ...], eps: float
+    ) -> Activation:
+        shape = self._shape
+        keys, values = address(self._keys[layer]), address(self._values[layer])
+        places = (address(qkv), keys, values, *(address(norm) for norm in norms))
+        turn = Op(TURN_AND_WRITE, n=(shape.num_heads, shape.num_kv_heads, shape.head_size), p=places)
+        turn.f[0] = eps
+        op = attention_op(shape, qkv.shape[1])
+        op.p[0], op.p[1], op.p[2] = address(qkv), keys, values
+        self._program += [turn, op]
+        return Activation(op, shape.num_heads * shape.head_size, 3, 4, "attended")
+
+    def run(self, step: Step, tokens_T: torch.Tensor) -> torch.Tensor:
+        """Runs the program; logits [step.num_logits, V], which the next call overwrites."""
+        if self._embedding is not None:
+            self.residual[: len(tokens_T)] = self._embedding(tokens_T)
+        if step.num_logits > len(self._logits):
+            self._logits = torch.empty(step.num_logits, self._logits.shape[1])
+            self._array = None
+        if self._array is None:
+            assert self._head is not None, "the model recorded no head"
+            self._head.p[3] = address(self._logits)
+            self._array = (Op * len(self._program))(*self._program)
+        self._ops.pool.run(self._array, step)
+        return self._logits[: step.num_logits]
+
+    def _multiply(
+        self,
+        weights: Sequence[Any],
+        x: Activation,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        flags: int = 0,
+    ) -> None:
+        """Several weights of one input write side by side."""
+        first = 0
+        for weight in weights:
+            assert isinstance(weight, NativeLinear), "a tape takes the weights of its own backend"
+            last = first + weight.shape[0]
+            part = bias[first:last] if bias is not None else None
+            codes = self._codes_of(x) if weight.takes_codes else None
+            floats = None if weight.takes_codes else self._floats_of(x)
+            op = weight.op(codes, floats, out[:, first:last], part)
+            op.flags = flags | (LOGIT_ROWS if x.of_logit_rows else 0)
+            self._program.append(op)
+            first = last
+
+    def _room(self, name: str, width: int) -> torch.Tensor:
+        if name not in self._floats:
+            self._floats[name] = torch.zeros(self.max_rows, width)
+        assert self._floats[name].shape[1] == width, f"the width of {name} differs between layers"
+        return self._floats[name]
+
+    def _floats_of(self, x: Activation) -> torch.Tensor:
+        room = self._room(x.name, x.width)
+        x.op.p[x.floats_place] = address(room)
+        return room
+
+    def _codes_of(self, x: Activation) -> Codes:
+        if x.name not in self._codes:
+            self._codes[x.name] = Codes(self.max_rows, x.width)
+        codes = self._codes[x.name]
+        assert codes.width == x.width, f"the width of {x.name} differs between layers"
+        x.op.p[x.codes_place] = codes.address
+        return codes

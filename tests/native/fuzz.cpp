@@ -1,0 +1,325 @@
+// Random shapes through every operator of the native library, on every instruction set that this machine has.
+//
+// Built with sanitizers by `make sanitize`. All buffers have exactly the size the contract demands, so that a read
+// or a write beside them is an error; results are compared with plain loops in double, and each row's bits with
+// those of the row alone. Usage: fuzz ROUNDS [SEED]
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <random>
+#include <vector>
+
+#include "program.h"
+#include "simd.h"
+
+extern "C" {
+int32_t fl_instruction_sets();
+void* fl_pool(int32_t, const int32_t*, int32_t, int32_t);
+void fl_end_pool(void*);
+int32_t fl_run(void*, const Op*, int64_t, const Step*, uint64_t*, uint64_t);
+}
+
+static std::mt19937_64 chance;
+static int64_t between(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(chance); }
+static float any_value() { return std::normal_distribution<float>(0.0f, 1.0f)(chance); }
+
+static std::vector<float> values(int64_t num) {
+    std::vector<float> made((size_t)num);
+    for (float& value : made) value = any_value() * (between(0, 30) ? 1.0f : 300.0f);
+    return made;
+}
+
+static void require(bool holds, const char* what) {
+    if (holds) return;
+    fprintf(stderr, "failed: %s\n", what);
+    abort();
+}
+
+static bool close_to(double got, double wanted, double size) { return fabs(got - wanted) <= 2e-5 * (size + 1e-3); }
+
+struct Coded {
+    std::vector<int8_t> codes;
+    std::vector<float> scales, scaled_sums;
+    std::vector<int32_t> sums;
+    std::vector<Outlier> outliers;
+    Quantized view;
+    Coded(int64_t rows, int64_t width)
+        : codes((size_t)(rows * width)),
+          scales((size_t)(rows * width / GROUP)),
+          scaled_sums(scales.size()),
+          sums(scales.size()),
+          outliers(scales.size()),
+          view{codes.data(), scales.data(), scaled_sums.data(), sums.data(), outliers.data()} {}
+    double value(size_t at) const {
+        Outlier outlier = outliers[at / GROUP];
+        int code = (size_t)outlier.place == at % GROUP ? (int16_t)outlier.code : codes[at];
+        return code * (double)scales[at / GROUP];
+    }
+};
+
+static Op make(Kind kind, std::vector<int64_t> n, std::vector<const void*> p) {
+    Op op = {};
+    op.kind = kind;
+    for (size_t i = 0; i < n.size(); i++) op.n[i] = n[i];
+    for (size_t i = 0; i < p.size(); i++) op.p[i] = (void*)p[i];
+    return op;
+}
+
+static void run(void* pool, const std::vector<Op>& ops, const Step& step) {
+    uint64_t counter = 0;
+    require(fl_run(pool, ops.data(), (int64_t)ops.size(), &step, &counter, 7) == 0, "memory");
+    require(counter == 7, "the counter of steps");
+}
+
+// A packed weight with its exact values [outputs, inputs].
+struct Weight {
+    int32_t format;
+    int64_t outputs, inputs;
+    std::vector<uint8_t> packed;
+    std::vector<double> exact;
+};
+
+static void set_half(uint8_t* p, float value, double* exact) {
+    uint16_t half = float_to_half(value);
+    memcpy(p, &half, 2);
+    *exact = half_to_float(half);
+}
+
+static void fill_group(Weight& w, int64_t tile, int64_t g, uint8_t* p) {
+    int64_t code_bytes = w.format == Q8 ? 256 : 128;
+    for (int64_t i = 0; i < code_bytes; i++) p[i] = (uint8_t)between(0, 255);
+    for (int64_t lane = 0; lane < TILE; lane++) {
+        double scale, minimum = 0.0;
+        set_half(p + code_bytes + 2 * lane, any_value() * 0.01f, &scale);
+        if (w.format == Q4_MIN) set_half(p + code_bytes + 16 + 2 * lane, any_value() * 0.1f, &minimum);
+        int64_t output = tile * TILE + lane;
+        for (int64_t i = 0; i < GROUP && output < w.outputs; i++) {
+            double code;
+            if (w.format == Q8) {
+                code = (int8_t)p[32 * (i / 4) + 4 * lane + i % 4];
+            } else {
+                int byte = p[32 * (i % 16 / 4) + 4 * lane + i % 4];
+                code = (i < 16 ? byte & 15 : byte >> 4) - (w.format == Q4 ? 8 : 0);
+            }
+            w.exact[(size_t)(output * w.inputs + g * GROUP + i)] = code * scale + minimum;
+        }
+    }
+}
+
+static Weight make_weight(int32_t format) {
+    Weight w;
+    w.format = format;
+    w.outputs = between(1, 70);
+    w.inputs = format <= Q8 ? GROUP * between(1, 7) : between(1, 90);
+    w.exact.resize((size_t)(w.outputs * w.inputs));
+    int64_t tiles = (w.outputs + TILE - 1) / TILE;
+    if (format <= Q8) {
+        int64_t groups = w.inputs / GROUP, bytes = format == Q4_MIN ? 160 : format == Q4 ? 144 : 272;
+        w.packed.resize((size_t)(tiles * groups * bytes));
+        for (int64_t tile = 0; tile < tiles; tile++)
+            for (int64_t g = 0; g < groups; g++) fill_group(w, tile, g, w.packed.data() + (tile * groups + g) * bytes);
+        return w;
+    }
+    w.packed.resize((size_t)(tiles * TILE * w.inputs * (format == FLOAT32 ? 4 : 2)));
+    for (int64_t output = 0; output < w.outputs; output++)
+        for (int64_t i = 0; i < w.inputs; i++) {
+            int64_t at = (output / TILE * w.inputs + i) * TILE + output % TILE;
+            float value = any_value();
+            uint32_t word;
+            memcpy(&word, &value, 4);
+            double& exact = w.exact[(size_t)(output * w.inputs + i)];
+            if (format == FLOAT16) {
+                set_half(w.packed.data() + 2 * at, value, &exact);
+            } else {
+                if (format == BFLOAT16) word &= 0xffff0000u;
+                uint16_t high = (uint16_t)(word >> 16);
+                memcpy(&value, &word, 4);
+                exact = value;
+                memcpy(w.packed.data() + (format == FLOAT32 ? 4 : 2) * at, format == FLOAT32 ? (void*)&word : (void*)&high,
+                       format == FLOAT32 ? 4 : 2);
+            }
+        }
+    return w;
+}
+
+static std::vector<float> product(void* pool, const Weight& w, const float* x, int64_t rows, const float* bias, bool adds) {
+    std::vector<float> out((size_t)(rows * w.outputs), adds ? 1.5f : NAN);
+    Coded coded(rows, w.format <= Q8 ? w.inputs : GROUP);
+    std::vector<Op> ops;
+    if (w.format <= Q8) ops.push_back(make(OP_QUANTIZE, {w.inputs}, {x, &coded.view}));
+    Op op = make(OP_LINEAR, {w.format, w.outputs, w.inputs, w.outputs}, {w.packed.data(), &coded.view, x, out.data(), bias});
+    op.flags = adds ? ADD_TO_OUTPUT : 0;
+    ops.push_back(op);
+    Step step = {};
+    step.num_rows = rows;
+    run(pool, ops, step);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t o = 0; o < w.outputs; o++) {
+            double wanted = (bias ? bias[o] : 0.0) + (adds ? 1.5 : 0.0), size = fabs(wanted);
+            for (int64_t i = 0; i < w.inputs; i++) {
+                double value = x[r * w.inputs + i];
+                if (w.format <= Q8) {
+                    size_t at = (size_t)(r * w.inputs + i);
+                    require(fabs(value - coded.value(at)) <= 0.51 * coded.scales[at / GROUP], "codes");
+                    value = coded.value(at);
+                }
+                double term = w.exact[(size_t)(o * w.inputs + i)] * value;
+                wanted += term;
+                size += fabs(term);
+            }
+            require(close_to(out[(size_t)(r * w.outputs + o)], wanted, size), "product");
+        }
+    return out;
+}
+
+static void fuzz_product(void* pool) {
+    Weight w = make_weight((int32_t)between(0, 5));
+    int64_t rows = between(0, 3) ? between(1, 12) : between(1, 150);
+    std::vector<float> x = values(rows * w.inputs), bias = values(w.outputs);
+    bool adds = between(0, 1);
+    const float* b = between(0, 1) ? bias.data() : nullptr;
+    std::vector<float> all_rows = product(pool, w, x.data(), rows, b, adds);
+    int64_t row = between(0, rows - 1);
+    std::vector<float> alone(x.begin() + row * w.inputs, x.begin() + (row + 1) * w.inputs);
+    std::vector<float> one = product(pool, w, alone.data(), 1, b, adds);
+    require(memcmp(one.data(), all_rows.data() + row * w.outputs, one.size() * 4) == 0, "bits of a row of a product");
+    int64_t token = between(0, w.outputs - 1);
+    std::vector<float> embedded((size_t)w.inputs);
+    Step step = {};
+    step.num_rows = 1;
+    step.tokens = &token;
+    run(pool, {make(OP_EMBED, {w.format, w.inputs}, {w.packed.data(), embedded.data()})}, step);
+    for (int64_t i = 0; i < w.inputs; i++)
+        require(close_to(embedded[(size_t)i], w.exact[(size_t)(token * w.inputs + i)], fabs(w.exact[(size_t)(token * w.inputs + i)])), "embedding");
+}
+
+static void fuzz_rows(void* pool) {
+    int64_t rows = between(1, 40), width = between(1, 200);
+    std::vector<float> x = values(rows * width), weight = values(width), out((size_t)(rows * width));
+    Step step = {};
+    step.num_rows = rows;
+    Op norm = make(OP_NORM, {width}, {x.data(), weight.data(), out.data()});
+    norm.f[0] = 1e-5f;
+    std::vector<float> gates = values(rows * 2 * width), gated((size_t)(rows * width)), best((size_t)rows);
+    std::vector<int64_t> where((size_t)rows);
+    run(pool, {norm, make(OP_SILU, {width}, {gates.data(), gated.data()}), make(OP_LARGEST, {width}, {x.data(), where.data(), best.data()})}, step);
+    for (int64_t r = 0; r < rows; r++) {
+        double squares = 0.0;
+        for (int64_t i = 0; i < width; i++) squares += (double)x[(size_t)(r * width + i)] * x[(size_t)(r * width + i)];
+        for (int64_t i = 0; i < width; i++) {
+            size_t at = (size_t)(r * width + i);
+            double wanted = x[at] / sqrt(squares / (double)width + 1e-5) * weight[(size_t)i];
+            require(close_to(out[at], wanted, fabs(wanted)), "norm");
+            double gate = gates[(size_t)(r * 2 * width + i)], up = gates[(size_t)(r * 2 * width + width + i)];
+            require(close_to(gated[at], gate / (1.0 + exp(-gate)) * up, fabs(gate * up)), "gated silu");
+            require(x[at] <= best[(size_t)r] && (x[at] < best[(size_t)r] || i >= where[(size_t)r]), "largest");
+        }
+    }
+}
+
+struct Attention {
+    int64_t heads, kv_heads, size, window, page_size, num_pages;
+    std::vector<uint16_t> keys, values;
+    std::vector<int64_t> pages, starts, counts;
+    int64_t table_width;
+};
+
+static std::vector<float> attend(void* pool, const Attention& a, const float* q, int64_t rows, const int64_t* pages,
+                                 const std::vector<int64_t>& starts, const std::vector<int64_t>& counts) {
+    std::vector<float> out((size_t)(rows * a.heads * a.size), NAN);
+    Op op = make(OP_ATTEND, {a.heads, a.kv_heads, a.size, a.heads * a.size, a.window}, {q, a.keys.data(), a.values.data(), out.data()});
+    op.f[0] = 1.0f / sqrtf((float)a.size);
+    Step step = {};
+    step.num_rows = rows;
+    step.num_sequences = (int64_t)starts.size();
+    step.page_size = a.page_size;
+    step.table_width = a.table_width;
+    step.starts = starts.data();
+    step.counts = counts.data();
+    step.pages = pages;
+    run(pool, {op}, step);
+    return out;
+}
+
+static void check_attention(const Attention& a, const float* q, const float* got, int64_t sequence, int64_t position) {
+    const int64_t* pages = a.pages.data() + sequence * a.table_width;
+    int64_t first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    for (int64_t head = 0; head < a.heads; head++) {
+        int64_t kv = head / (a.heads / a.kv_heads);
+        std::vector<double> weights;
+        double total = 0.0, most = -INFINITY;
+        auto at = [&](int64_t p) { return ((pages[p / a.page_size] * a.page_size + p % a.page_size) * a.kv_heads + kv) * a.size; };
+        for (int64_t p = first; p <= position; p++) {
+            double score = 0.0;
+            for (int64_t i = 0; i < a.size; i++) score += (double)q[head * a.size + i] * half_to_float(a.keys[(size_t)(at(p) + i)]);
+            weights.push_back(score / sqrt((double)a.size));
+            most = fmax(most, weights.back());
+        }
+        for (double& weight : weights) total += weight = exp(weight - most);
+        for (int64_t i = 0; i < a.size; i++) {
+            double wanted = 0.0;
+            for (int64_t p = first; p <= position; p++) wanted += weights[(size_t)(p - first)] / total * half_to_float(a.values[(size_t)(at(p) + i)]);
+            require(close_to(got[head * a.size + i], wanted, 3.0), "attention");
+        }
+    }
+}
+
+static void fuzz_attention(void* pool) {
+    Attention a;
+    a.kv_heads = between(1, 3);
+    a.heads = a.kv_heads * between(1, 4);
+    a.size = between(0, 1) ? between(1, 20) * 2 : 16 * between(1, 6);
+    a.window = between(0, 2) ? 0 : between(1, 100);
+    a.page_size = between(1, 20);
+    int64_t sequences = between(1, 4);
+    int64_t rows = 0, longest = 0;
+    for (int64_t s = 0; s < sequences; s++) {
+        a.starts.push_back(between(0, 1) ? between(0, 150) : 0);
+        a.counts.push_back(between(0, 1) ? 1 : between(1, 100));
+        rows += a.counts.back();
+        longest = std::max(longest, a.starts.back() + a.counts.back());
+    }
+    a.table_width = (longest + a.page_size - 1) / a.page_size;
+    a.num_pages = sequences * a.table_width;
+    for (int64_t page = 0; page < a.num_pages; page++) a.pages.push_back(a.num_pages - 1 - page);
+    for (int64_t i = a.num_pages * a.page_size * a.kv_heads * a.size; i > 0; i--) {
+        a.keys.push_back(float_to_half(any_value()));
+        a.values.push_back(float_to_half(any_value()));
+    }
+    std::vector<float> q = values(rows * a.heads * a.size);
+    std::vector<float> out = attend(pool, a, q.data(), rows, a.pages.data(), a.starts, a.counts);
+    int64_t width = a.heads * a.size;
+    for (int64_t s = 0, row = 0; s < sequences; row += a.counts[(size_t)s++]) {
+        int64_t within = between(0, a.counts[(size_t)s] - 1), position = a.starts[(size_t)s] + within;
+        const float* mine = q.data() + (row + within) * width;
+        check_attention(a, mine, out.data() + (row + within) * width, s, position);
+        std::vector<float> alone(mine, mine + width);
+        std::vector<float> one = attend(pool, a, alone.data(), 1, a.pages.data() + s * a.table_width, {position}, {1});
+        require(memcmp(one.data(), out.data() + (row + within) * width, (size_t)width * 4) == 0, "bits of an attended row");
+    }
+}
+
+int main(int argc, char** argv) {
+    int rounds = argc > 1 ? atoi(argv[1]) : 100;
+    chance.seed(argc > 2 ? (uint64_t)atoll(argv[2]) : 1);
+    for (int32_t set = 1; set <= 4; set *= 2) {
+        if (!(fl_instruction_sets() & set)) {
+            printf("instruction set %d: this machine does not have it, not run\n", set);
+            continue;
+        }
+        for (int32_t threads : {1, 3}) {
+            void* pool = fl_pool(threads, nullptr, set, 100);
+            require(pool != nullptr, "a pool");
+            for (int round = 0; round < rounds; round++) {
+                fuzz_product(pool);
+                fuzz_rows(pool);
+                fuzz_attention(pool);
+            }
+            fl_end_pool(pool);
+        }
+        printf("instruction set %d: %d rounds of every operator on 1 and 3 threads\n", set, rounds);
+    }
+    return 0;
+}

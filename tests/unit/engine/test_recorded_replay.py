@@ -1,0 +1,68 @@
+"""Recorded steps of our own CPU kernels: bit for bit what the operators give one by one, on every model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from firstlight.engine.replay import EagerReplay, RecordedReplay
+from firstlight.facts.description import ModelDescription
+from support.checkpoints import random_weights, tiny_description, write_hf_folder
+from support.engines import Harness, submit
+
+MODELS: dict[str, ModelDescription] = {
+    "llama": tiny_description(num_heads=6, num_kv_heads=2),
+    "tied": tiny_description("qwen3", tie_embeddings=True),  # with norms of q and k
+    "biases": tiny_description("qwen2"),
+    "window": tiny_description("mistral", sliding_window=20),
+}
+TOKENS = [3 + (7 * n) % 40 for n in range(50)]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    description = MODELS[request.param]
+    return write_hf_folder(tmp_path_factory.mktemp("tiny") / "m", description, random_weights(description))
+
+
+@pytest.fixture
+def harness(folder: Path) -> Harness:
+    engine = Harness(
+        folder, dtype="auto", max_batched_tokens=32, max_num_seqs=8, threads=2, cpu_kernels="auto"
+    )
+    assert engine.started.report["backend"].startswith("cpu-native"), engine.started.report["backend"]
+    return engine
+
+
+def test_recorded_equals_eager(harness: Harness) -> None:
+    runner = harness.started.runner
+    recorded = runner._replay
+    assert isinstance(recorded, RecordedReplay)
+    runs = [harness.logits_of(TOKENS), harness.last_logits_of(TOKENS), harness.last_logits_of(TOKENS[:1])]
+    runner._replay = EagerReplay(recorded._model)
+    eager = [harness.logits_of(TOKENS), harness.last_logits_of(TOKENS), harness.last_logits_of(TOKENS[:1])]
+    assert all(torch.equal(one, other) for one, other in zip(runs, eager, strict=True))
+
+
+def test_recorded_is_close_to_the_reference(harness: Harness, folder: Path) -> None:
+    reference = Harness(folder).logits_of(TOKENS)
+    torch.testing.assert_close(harness.logits_of(TOKENS), reference, rtol=2e-2, atol=2e-2)
+
+
+def test_rows_do_not_know_each_other(harness: Harness) -> None:
+    rows = harness.logits_of(TOKENS)
+    for num in (1, 2, 16, 33, 50):
+        assert harness.last_logits_of(TOKENS[:num]).equal(rows[num - 1])
+
+
+def test_batched_equals_single(harness: Harness) -> None:
+    prompts = [TOKENS[:n] for n in (1, 5, 17, 30, 31, 40)]
+    items = [
+        submit(str(n), prompt, max_tokens=12, temperature=0.9, seed=n) for n, prompt in enumerate(prompts)
+    ]
+    together = harness.run(items)
+    for item in items:
+        harness.fresh()
+        assert harness.run([item])[item.request_id].same_bits(together[item.request_id])
