@@ -200,8 +200,17 @@ def _processes() -> Iterator[psutil.Process]:
 
 def test_a_port_on_which_nobody_listens(free_port_number: int) -> None:
     done = doctor("--url", f"http://127.0.0.1:{free_port_number}", "--looks", "1")
-    assert done.returncode in (13, 14)
-    assert f"listens on port {free_port_number}" in done.stdout
+    assert done.returncode == 2
+    assert f"listens on port {free_port_number}" in done.stderr
+    assert "what to do: " in done.stderr
+
+
+def test_a_process_that_serves_nothing() -> None:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        done = doctor("--pid", str(sleeper.pid))
+        sleeper.kill()
+    assert done.returncode == 2
+    assert "belongs to no model server" in done.stderr
 
 
 @pytest.fixture
