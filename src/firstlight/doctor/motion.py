@@ -16,7 +16,7 @@ from firstlight.doctor.evidence import Case
 from firstlight.doctor.progress import ProcessorUse, Progress, heart_beats, processor_use, progress_of
 from firstlight.doctor.serving import Serving, serving_of
 from firstlight.doctor.standing import build_wait, disk_wait, full_pipe_writers, polls
-from firstlight.doctor.states import ProcessMotion, ServerMotion, State, Thresholds
+from firstlight.doctor.states import FATAL, ProcessMotion, ServerMotion, State, Thresholds
 from firstlight.doctor.target import Role
 from firstlight.doctor.values_process import BlackBoxSeen, LogTail, ProcessState
 
@@ -191,7 +191,6 @@ class _Judge:
 
 _VITAL = (Role.SUPERVISOR, Role.LAUNCHER, Role.API, Role.ENGINE, Role.RANK, Role.DETOKENIZER)
 _WORKING = (Role.ENGINE, Role.RANK)
-_FATAL = (State.DEAD, State.ZOMBIE, State.STOPPED)
 
 
 def _server(case: Case, motions: tuple[ProcessMotion, ...], serving: Serving) -> ServerMotion:
@@ -226,7 +225,7 @@ def _overall(
     """The server's state, and the processes that decide it. `movers`: whose progress counts."""
     if not vital:
         return State.DEAD, []
-    for state in _FATAL:
+    for state in FATAL:
         if found := [motion for motion in vital if motion.state is state]:
             return state, found
     for state in (State.MOVING, State.SLOW, State.SPINNING):

@@ -25,7 +25,7 @@ _READS = ("read", "readv", "pread64", "preadv", "preadv2")
 _DISK = re.compile(r"folio_wait|wait_on_page|blk_|rq_qos|io_schedule|nfs|fuse|request_wait|filemap")
 _POLLS = re.compile(r"(^|[_.])(wait|acquired?|sleep|poll|select|recv|recv_bytes|get|join|barrier)$")
 _BATON = re.compile(r"file_baton\.py$")
-_FULL_PIPE = ("pipe_write", "anon_pipe_write", "pipe_wait_writable")
+FULL_PIPE = ("pipe_write", "anon_pipe_write", "pipe_wait_writable")
 RENDEZVOUS = "rendezvous"
 
 
@@ -99,4 +99,4 @@ def full_pipe_writers(case: Case, key: str) -> Iterator[tuple[tuple[str, str], T
 
 
 def _writes(thread: ThreadState) -> bool:
-    return thread.wchan in _FULL_PIPE
+    return thread.wchan in FULL_PIPE

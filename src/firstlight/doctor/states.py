@@ -29,6 +29,10 @@ class State(enum.Enum):
     UNCLEAR = "unclear"
 
 
+GONE = (State.DEAD, State.ZOMBIE)
+FATAL = (*GONE, State.STOPPED)  # one look is enough: none of them comes back by itself
+
+
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds between the states."""
 

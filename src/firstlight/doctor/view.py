@@ -15,6 +15,7 @@ from firstlight.doctor.evidence import Case, Seen
 from firstlight.doctor.grammar_reader import GrammarReader
 from firstlight.doctor.log_phases import read_log
 from firstlight.doctor.motion import ProcessMotion, ServerMotion, State, Thresholds, judge_motion
+from firstlight.doctor.states import FATAL
 from firstlight.doctor.target import Role
 from firstlight.doctor.values_process import (
     BlackBoxSeen,
@@ -27,8 +28,6 @@ from firstlight.doctor.values_process import (
     ThreadState,
 )
 from firstlight.doctor.waits import WaitGraph, wait_graph
-
-_FATAL = (State.DEAD, State.ZOMBIE, State.STOPPED)
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class View:
     @property
     def has_stopped_moving(self) -> bool:
         """Whether two looks say that nothing of the server moves, and that something should."""
-        return self.motion.state in (State.BLOCKED, State.SPINNING, *_FATAL)
+        return self.motion.state in (State.BLOCKED, State.SPINNING, *FATAL)
 
     @property
     def is_starting(self) -> bool:
@@ -169,7 +168,7 @@ class View:
     @functools.cached_property
     def suspect(self) -> ProcessMotion | None:
         """Who is dead or stopped; else whom others wait for and who waits for nobody; else who is stuck."""
-        fatal = [motion for motion in self.workers if motion.state in _FATAL]
+        fatal = [motion for motion in self.workers if motion.state in FATAL]
         if fatal:
             return fatal[0]
         stuck = [motion for motion in self.workers if motion.state in (State.SPINNING, State.BLOCKED)]

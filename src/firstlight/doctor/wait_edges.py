@@ -11,6 +11,7 @@ import msgspec
 
 from firstlight.base.blackbox.reader import Collective
 from firstlight.doctor.evidence import Case, Seen
+from firstlight.doctor.standing import FULL_PIPE
 from firstlight.doctor.target import RUN, Role
 from firstlight.doctor.values_host import FileLocks, PipeEnds, Pipes, SocketEnd, Sockets, Tree
 from firstlight.doctor.values_process import BlackBoxSeen, Descriptor, Descriptors, Threads, ThreadState
@@ -20,7 +21,6 @@ _WRITES = frozenset(("write", "writev", "sendto", "sendmsg"))
 _CHILD_WAITS = frozenset(("wait4", "waitid"))
 # What the kernel calls these waits, where it hides the system call from us.
 _PIPE_READ = ("pipe_read", "anon_pipe_read", "pipe_wait", "pipe_wait_readable")
-_PIPE_WRITE = ("pipe_write", "anon_pipe_write", "pipe_wait_writable")
 _CHILD_WAIT = ("do_wait", "kernel_wait4")
 DOCTOR = "doctor"
 
@@ -54,7 +54,7 @@ def _descriptor_edges(case: Case, key: str, threads: Seen[Threads], thread: Thre
     if descriptors is None:
         return
     is_read = thread.syscall in _READS or thread.wchan in _PIPE_READ
-    is_write = thread.syscall in _WRITES or thread.wchan in _PIPE_WRITE
+    is_write = thread.syscall in _WRITES or thread.wchan in FULL_PIPE
     if not (is_read or is_write):
         return
     evidence = (threads.id, descriptors.id)

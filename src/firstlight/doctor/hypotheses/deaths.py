@@ -19,12 +19,13 @@ from firstlight.doctor.hypothesis import (
     same,
 )
 from firstlight.doctor.motion import ProcessMotion, State
+from firstlight.doctor.procfs import TICKS_PER_S
+from firstlight.doctor.states import GONE
 from firstlight.doctor.target import Role
 from firstlight.doctor.values_host import Tree
 from firstlight.doctor.values_process import ExitRecord, ProcessState
 from firstlight.doctor.view import View
 
-_DEAD = (State.DEAD, State.ZOMBIE)
 _SPAWN_S = 3.0  # within which a launcher has started all of its ranks
 
 
@@ -67,7 +68,7 @@ def dead_ones(view: View) -> list[ProcessMotion]:
     """Those that are gone or zombies, of the ones that matter."""
     return [
         motion
-        for motion in view.motion.with_state(*_DEAD)
+        for motion in view.motion.with_state(*GONE)
         if motion.role not in (Role.HELPER, Role.COMPILER, Role.JANITOR)
     ]
 
@@ -131,7 +132,9 @@ def _is_short_of_ranks(view: View) -> bool:
         return False
     if not view.is_starting:
         return True
-    youngest_s = target.started_wall_s + (max(ticks) - min(p.start_ticks for p in target.processes)) / 100
+    youngest_s = (
+        target.started_wall_s + (max(ticks) - min(p.start_ticks for p in target.processes)) / TICKS_PER_S
+    )
     return bool(view.case.evidence) and view.case.evidence[-1].time_s - youngest_s > _SPAWN_S
 
 

@@ -22,12 +22,12 @@ from firstlight.doctor.hypothesis import (
     Weight,
     same,
 )
-from firstlight.doctor.motion import State
+from firstlight.doctor.procfs import TICKS_PER_S
+from firstlight.doctor.states import GONE
 from firstlight.doctor.values_device import KernelLog
 from firstlight.doctor.values_host import CgroupMemory
 from firstlight.doctor.view import View
 
-_DEAD = (State.DEAD, State.ZOMBIE)
 _MEMORY_WORDS = (
     r"(?<!OutOf)MemoryError",  # torch.OutOfMemoryError is of a GPU
     r"Cannot allocate memory",
@@ -37,7 +37,6 @@ _MEMORY_WORDS = (
 )
 _KILL = 9
 _OOM_LINE = re.compile(r"^(?:\[ *([0-9.]+)\])?.*Killed process (\d+)")
-_TICKS_PER_S = 100
 _CLOCKS_APART_S = 5.0  # the kernel's log and process starts are on different clocks
 
 
@@ -57,7 +56,7 @@ def _kernels_word(view: View) -> tuple[Clue, str] | None:
         for line in reversed(seen.value.lines):
             match = _OOM_LINE.search(line)
             key = next((k for k in view.case.subjects if match and _is_of(view, k, match)), None)
-            if key is not None and (one := view.motion.of(key)) is not None and one.state in _DEAD:
+            if key is not None and (one := view.motion.of(key)) is not None and one.state in GONE:
                 text = f"the kernel's log: {line[:160]}"
                 return Clue(text=text, evidence=(seen.id,), weight=Weight.PROOF, group="oom"), key
     return None
@@ -67,7 +66,7 @@ def _is_of(view: View, key: str, line: re.Match[str]) -> bool:
     """Whether a line is about this process, and not about one that had its number before."""
     process, seen = view.case.target.process(key), view.box(key)
     ticks = process.start_ticks if process else seen.value.box.start_ticks if seen else 0
-    return view.pid(key) == int(line[2]) and float(line[1] or "inf") >= ticks / _TICKS_PER_S - _CLOCKS_APART_S
+    return view.pid(key) == int(line[2]) and float(line[1] or "inf") >= ticks / TICKS_PER_S - _CLOCKS_APART_S
 
 
 def _oom(view: View) -> Judgement | None:
