@@ -12,6 +12,7 @@ from firstlight.doctor import describe
 from firstlight.doctor.evidence import Case
 from firstlight.doctor.hypothesis import Condition, Grade
 from firstlight.doctor.motion import ServerMotion, State
+from firstlight.doctor.states import FATAL
 from firstlight.doctor.verdict import UNKNOWN, judge_view
 from firstlight.doctor.view import View
 from firstlight.doctor.waits import WaitGraph
@@ -19,8 +20,7 @@ from firstlight.launch.commands import API
 from firstlight.launch.control import Stalled
 
 _STOPPED = "process-stopped"
-_STUCK = (State.STOPPED, State.ZOMBIE, State.DEAD, State.BLOCKED, State.SPINNING)
-_PROVEN = (State.STOPPED, State.ZOMBIE, State.DEAD)
+_STUCK = (*FATAL, State.BLOCKED, State.SPINNING)
 
 
 def stalled(case: Case, motion: ServerMotion, graph: WaitGraph) -> Stalled | None:
@@ -52,4 +52,4 @@ def stalled(case: Case, motion: ServerMotion, graph: WaitGraph) -> Stalled | Non
 
 def is_proven(motion: ServerMotion) -> bool:
     """Whether one look is enough: who is stopped or dead does not come back by itself."""
-    return motion.state in _PROVEN
+    return motion.state in FATAL
