@@ -82,7 +82,8 @@ def doctor(options: DoctorOptions) -> int:
     deleted. docs/doctor.md tells what it knows and how it looks.
 
     Exit codes: 0 healthy, 10 starting, 11 slow, 12 stuck, 13 dead, 14 unclear;
-    of several servers the worst. 2: nothing was found, or wrong options.
+    of several servers the worst. 2: nothing was found, wrong options, or a
+    file that is no bundle; 3: a bundle that is cut or damaged.
 
     Examples:
       firstlight doctor

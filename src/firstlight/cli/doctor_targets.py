@@ -57,6 +57,11 @@ def targets_of(options: DoctorOptions) -> tuple[Target, ...]:
         return (target,)
     if options.run is not None:
         is_folder = Path(options.run).is_dir()
+        if not is_folder and os.sep in options.run:
+            raise UsageError(
+                f"there is no folder {options.run}.",
+                "Of runs that failed the newest five are kept, for a day: `firstlight ps --all` lists them.",
+            )
         return (target_of_run(Path(options.run).absolute() if is_folder else find_run(options.run)[0]),)
     found = [
         target for target in find_targets() if any(one.role not in _BYSTANDERS for one in target.processes)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from firstlight.base.errors import FirstlightError
+from firstlight.base.proc_stat import launched_s
 from firstlight.cli.keys import gather_keys, listed_keys
 from firstlight.launch.early import Address, Early, open_early
 
@@ -73,6 +74,7 @@ def open_for(arguments: Sequence[str]) -> Early | None:
     try:
         address, keys = understand(arguments)
         _early = open_early(address, keys)
+        _early.front.begin(launched_s())
     except (Doubt, FirstlightError, OSError, ssl.SSLError):
         return None
     return _early

@@ -6,6 +6,7 @@ imports what it needs when it runs.
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -19,7 +20,7 @@ from firstlight.cli.convert import convert
 from firstlight.cli.doctor import doctor
 from firstlight.cli.env import env
 from firstlight.cli.grammar import grammar
-from firstlight.cli.options import add_command
+from firstlight.cli.options import add_command, guarded
 from firstlight.cli.passed_on import PassesOn
 from firstlight.cli.ps import ps
 from firstlight.cli.run import RUN_SETTINGS, run
@@ -67,4 +68,4 @@ app.add_typer(bench_app, name="bench")
 
 def main() -> None:
     """Run the program and leave with its exit code."""
-    app()
+    sys.exit(guarded(app, debug=False))  # for what goes wrong outside of a command, as in --help

@@ -8,6 +8,7 @@ only place where an exception becomes a message and an exit code; a traceback is
 from __future__ import annotations
 
 import dataclasses
+import errno
 import inspect
 import os
 import sys
@@ -19,11 +20,12 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from firstlight.base.errors import FirstlightError, RequestError, UsageError, is_text
+from firstlight.base.errors import FirstlightError, RequestError, ResourceError, UsageError, is_text
 from firstlight.base.resolve import Given
 from firstlight.base.settings import Setting
 
 INTERRUPTED = 130
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO, errno.EFBIG)
 _PANELS = {"model": "Model", "engine": "Engine", "server": "Server and its limits", "launch": "Supervision"}
 
 Debug = Annotated[
@@ -89,7 +91,10 @@ def _epilog(examples: str) -> str:
 def guarded(run: Callable[[], int | None], *, debug: bool) -> int:
     """The exit code of `run`; its errors end here."""
     try:
-        return run() or 0
+        code = run() or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where what is wrong with it can still be said
+        return code
     except FirstlightError as error:
         _report(error.explain(), debug)
         return 2 if isinstance(error, RequestError) else error.exit_code
@@ -97,14 +102,30 @@ def guarded(run: Callable[[], int | None], *, debug: bool) -> int:
         _say("interrupted.")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone: `firstlight env | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
-    except Exception as error:  # noqa: BLE001  the top of the process: nothing may leave as a traceback
-        hint = (
-            "" if debug else "\n  what to do: this is a bug; run again with --debug to see where it happened."
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+            return _unexpected(error, debug)
+        _drop_output()
+        lost = ResourceError(
+            f"the output could not be written: {error.strerror}.", "Free some space, or send it elsewhere."
         )
-        _report(f"{type(error).__name__}: {error}{hint}", debug)
-        return FirstlightError.exit_code
+        _report(lost.explain(), debug)
+        return lost.exit_code
+    except Exception as error:  # noqa: BLE001  the top of the process: nothing may leave as a traceback
+        return _unexpected(error, debug)
+
+
+def _unexpected(error: Exception, debug: bool) -> int:
+    hint = "" if debug else "\n  what to do: this is a bug; run again with --debug to see where it happened."
+    _report(f"{type(error).__name__}: {error}{hint}", debug)
+    return FirstlightError.exit_code
+
+
+def _drop_output() -> None:
+    """What is still in the buffer goes nowhere, so that the interpreter's end does not stumble over it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(message: str, debug: bool) -> None:

@@ -60,7 +60,7 @@ def table(runs: list[RunView]) -> list[str]:
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    return [*lines, *(f"{run.run_dir} is stuck: {run.verdict}" for run in runs if run.verdict)]
+    return [*lines, *(f"{run.run_dir} is {run.status}: {run.verdict}" for run in runs if run.verdict)]
 
 
 def _process_row(process: ProcessView) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ def serve(options: ServeOptions, flags: Given) -> int:
     """
     import msgspec
 
+    from firstlight.base.proc_stat import launched_s
     from firstlight.base.resolve import read_toml, resolve
     from firstlight.cli.first_answer import early
     from firstlight.cli.passed_on import listed_arguments, passed_on, require_no_rest
@@ -88,4 +89,4 @@ def serve(options: ServeOptions, flags: Given) -> int:
         cores=machine.physical_cores,
         debug=options.debug or file.values.get("debug") is True,
     )
-    return serve(order, locate, sys.stderr, early())
+    return serve(order, locate, sys.stderr, early(), start_s=launched_s())

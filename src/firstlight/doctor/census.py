@@ -28,6 +28,8 @@ class Census:
             stat = procfs.stat(pid)
             if stat is not None:
                 self._add(pid, stat)
+        for pid in [pid for pid in self.identities if self._only_forked(pid)]:
+            del self.identities[pid]
 
     def _add(self, pid: int, stat: Stat) -> None:
         command: tuple[str, ...] = ()
@@ -37,6 +39,13 @@ class Census:
         identity = identify(command, stat.comm)
         if identity is not None:
             self.identities[pid] = identity
+
+    def _only_forked(self, pid: int) -> bool:
+        """Whether its words are its parent's: a fork that has run no program of its own yet, as for a moment
+        before every compiler or tracer that a server starts. It ends soon, and nothing is lost by that.
+        """
+        command = self.commands[pid]
+        return bool(command) and command == self.commands.get(self.stats[pid].parent)
 
     def serves(self, pid: int) -> bool:
         """Whether a process says that it is a part of a model server."""

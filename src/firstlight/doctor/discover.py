@@ -59,7 +59,7 @@ def _whole(census: Census, pid: int) -> Target:
 def target_of_url(url: str, procfs: ProcFs | None = None) -> Target:
     """The server that listens where the address points to. Without a listener, a target of no process."""
     parts = urlsplit(url if "//" in url else f"//{url}")
-    if not parts.hostname:
+    if not parts.hostname or parts.scheme not in ("", "http", "https"):
         raise UsageError(f"{url!r} is no address.", "Write it as http://127.0.0.1:8000.")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     host = reachable(parts.hostname)

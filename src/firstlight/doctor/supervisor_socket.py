@@ -39,10 +39,14 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """`stacks` by process key. `verdict` None: it has none, all is well. `error`: why it was refused."""
+    """`stacks` by process key. `verdict` None: it has none, all is well. `error`: why it was refused.
+
+    `status`: what the public port says of the run: starting, ready, stopping, lost or failed.
+    """
 
     stacks: dict[str, PythonStacks | Failed] = {}
     verdict: Said | None = None
+    status: str = ""
     error: str = ""
 
 

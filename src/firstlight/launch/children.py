@@ -87,7 +87,9 @@ class Children:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
         }
         adopt_orphans()
-        self._doctor = DoctorSocket(Path(self._config.run_dir), lambda: self._watch.verdict)
+        self._doctor = DoctorSocket(
+            Path(self._config.run_dir), lambda: self._watch.verdict, lambda: self._public.status
+        )
         try:
             for spec in self._specs:
                 self._launch(spec)
@@ -133,7 +135,7 @@ class Children:
     def hand_over(self) -> None:
         """The api process takes the clients."""
         self._follower.answered()
-        self._public.progress(self._follower.read(self._clock.now_s()), self._clock.now_s())
+        self._public.progress(self._follower.read(self._clock.now_s()))
         self._public.hand_over(self._clock.now_s())
 
     def take_back(self, failure: Failure | None) -> None:
@@ -183,7 +185,7 @@ class Children:
 
     def _progress(self, stage: Stage) -> list[Event]:
         lines = self._follower.read(self._clock.now_s())
-        self._public.progress(lines, self._clock.now_s())
+        self._public.progress(lines)
         return [EngineReady()] if stage is Stage.STARTING and self._follower.can_answer(lines) else []
 
     def _deaths(self) -> list[Event]:

@@ -48,6 +48,12 @@ class Console:
         self._tracks: dict[str, PhaseTrack] = {}  # of the ranks, by name
         self._mentioned: dict[str, ProgressLine] = {}  # the newest line of its phase that was said
 
+    def begin(self, start_s: float) -> None:
+        """Another attempt at the same run, begun at `start_s`."""
+        self._start_s = start_s
+        self._tracks.clear()
+        self._mentioned.clear()
+
     def say(self, text: str) -> None:
         """A whole line (or several); the live view stays below it."""
         if self._as_json:

@@ -40,11 +40,13 @@ _BACKLOG = 4
 
 
 class DoctorSocket:
-    """Answers from now until it is closed. `verdict`: the supervisor's latest one, from any thread."""
+    """Answers from now until it is closed. `verdict` and `status` are the supervisor's, from any thread."""
 
-    def __init__(self, run_dir: Path, verdict: Callable[[], Stalled | None]) -> None:
+    def __init__(
+        self, run_dir: Path, verdict: Callable[[], Stalled | None], status: Callable[[], str] = lambda: ""
+    ) -> None:
         self._run_dir = run_dir
-        self._verdict = verdict
+        self._verdict, self._status = verdict, status
         self._path = run_dir / SOCKET_FILE
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._is_closed = False
@@ -81,14 +83,17 @@ class DoctorSocket:
                 connection.sendall(msgspec.json.encode(self._answer(connection)) + b"\n")
 
     def _answer(self, connection: socket.socket) -> Answer:
+        # Read in any case: who is refused before it has asked sees a broken pipe instead of the answer.
+        data = read_line(connection, MAX_ASK_BYTES, time.monotonic() + _DEADLINE_S)
         if peer_uid(connection) not in (0, os.geteuid()):
             return Answer(error="another user")
-        data = read_line(connection, MAX_ASK_BYTES, time.monotonic() + _DEADLINE_S)
         try:
             ask = msgspec.json.decode(data, type=Ask)
         except (msgspec.DecodeError, RecursionError):
             return Answer(error="not understood")
-        return Answer(stacks=self._stacks()) if ask.what == STACKS else Answer(verdict=self._said())
+        if ask.what == STACKS:
+            return Answer(stacks=self._stacks())
+        return Answer(verdict=self._said(), status=self._status())
 
     def _said(self) -> Said | None:
         stalled = self._verdict()

@@ -14,6 +14,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,9 +49,9 @@ class Picture:
     """
 
     status: str = "starting"
-    message: str = "The server is starting: it reads its options."
+    message: str = "The server is starting: phase spawn, it reads its options."
     retry_after_s: int = 1
-    startup: dict[str, Any] = field(default_factory=lambda: {"status": "starting"})
+    startup: dict[str, Any] = field(default_factory=lambda: {"status": "starting", "phase": "spawn"})
 
 
 class Front:
@@ -58,6 +59,7 @@ class Front:
 
     def __init__(self, picture: Picture | None = None) -> None:
         self._picture = picture or Picture()
+        self._start_s = time.monotonic()
         self._digests: tuple[bytes, ...] = ()
         self._tls: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
@@ -82,6 +84,14 @@ class Front:
     def pause(self) -> None:
         """Accept nothing more; returns when that is so. What was accepted is still answered."""
         self._call(self._pause())
+
+    def begin(self, start_s: float) -> None:
+        """The start that is told of began at `start_s` on the monotonic clock; until now: with this front."""
+        self._start_s = start_s
+
+    def startup(self) -> dict[str, Any]:
+        """What /startup shows at this moment, with the seconds since the start began."""
+        return {**self._picture.startup, "elapsed_s": round(max(0.0, time.monotonic() - self._start_s), 3)}
 
     def publish(self, picture: Picture) -> None:
         """Say this from now on."""
@@ -168,7 +178,7 @@ class Front:
         if path == "/health/live" and method in ("GET", "HEAD"):
             return _response(200, {"status": "live"})
         if path == "/startup" and method in ("GET", "HEAD"):
-            return _response(200, picture.startup)
+            return _response(200, self.startup())
         return _error(503, picture.message, picture.status, retry_after_s=picture.retry_after_s)
 
     def _is_allowed(self, path: str, lines: Sequence[str]) -> bool:
@@ -181,13 +191,13 @@ class Front:
     async def _stream(self, writer: asyncio.StreamWriter) -> None:
         """Server-sent events: the picture whenever it changes, until it is final."""
         writer.write(_head(200, "text/event-stream", {"Cache-Control": "no-store"}))
-        sent: dict[str, Any] | None = None
+        sent: Picture | None = None
         while True:
             picture = self._picture
-            if picture.startup != sent:
-                sent = picture.startup
+            if sent is None or picture.startup != sent.startup:
+                sent = picture
                 event = picture.status if picture.status in _LAST else "progress"
-                writer.write(f"event: {event}\ndata: {json.dumps(sent)}\n\n".encode())
+                writer.write(f"event: {event}\ndata: {json.dumps(self.startup())}\n\n".encode())
             else:
                 writer.write(b": still here\n\n")
             async with asyncio.timeout(_WRITE_DEADLINE_S):

@@ -28,7 +28,6 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     status: str
     model: str
-    elapsed_s: float
     tracks: Mapping[str, PhaseTrack] = {}
     pids: Mapping[str, int] = {}
     verdict: Failure | None = None
@@ -40,7 +39,6 @@ def picture(situation: Situation) -> Picture:
     startup: dict[str, Any] = {
         "status": situation.status,
         "model": situation.model,
-        "elapsed_s": round(situation.elapsed_s, 3),
     }
     if slowest is not None:
         startup |= _values(slowest)

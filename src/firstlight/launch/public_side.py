@@ -28,7 +28,7 @@ _MAX_HELD_LINES = 1000
 
 
 class PublicSide:
-    """One run as it is seen from outside. `start_s` is the launch on the monotonic clock."""
+    """One run as it is seen from outside."""
 
     def __init__(
         self,
@@ -36,7 +36,6 @@ class PublicSide:
         console: Console,
         front: Front,
         listener: socket.socket,
-        start_s: float,
         notifier: Notifier,
     ) -> None:
         self.link = ApiLink()
@@ -44,9 +43,8 @@ class PublicSide:
         self._console = console
         self._front = front
         self._listener = listener
-        self._start_s = start_s
         self._notifier = notifier
-        self._status = "starting"
+        self.status = "starting"  # as in `Picture`
         self._verdict: Failure | None = None
         self._tracks: dict[str, PhaseTrack] = {}
         self._pids: dict[str, int] = {}
@@ -64,7 +62,7 @@ class PublicSide:
         """The supervisor's loop has turned."""
         self._notifier.beat()
 
-    def progress(self, lines: Sequence[ProgressLine], now_s: float) -> None:
+    def progress(self, lines: Sequence[ProgressLine]) -> None:
         """The processes have moved."""
         for line in lines:
             before = self._tracks.get(line.name)
@@ -72,7 +70,7 @@ class PublicSide:
             self._tracks[line.name] = before.followed_by(line) if same and before else PhaseTrack(line)
             self._console.progress(line)
         if lines and not self._is_handed_over:
-            self._publish(now_s)
+            self._publish()
 
     def output(self, name: str, line: OutputLine) -> None:
         """A child has printed a line: shown if it is the api's log, or with --debug. From any thread."""
@@ -86,10 +84,10 @@ class PublicSide:
 
     def hand_over(self, now_s: float) -> None:
         """Ready: from now on the api process accepts."""
-        self._status = "ready"
-        self._publish(now_s)
+        self.status = "ready"
+        self._publish()
         self._front.pause()
-        self.link.send(Accept(self._picture(now_s).startup))
+        self.link.send(Accept(self._front.startup()))
         with self._lock:
             self._console.ready(self._config, now_s)
             self._is_handed_over = True
@@ -99,12 +97,12 @@ class PublicSide:
 
     def take_back(self, failure: Failure | None) -> None:
         """The api process is ended: the front says why to whoever asks."""
-        if self._status not in ("lost", "failed"):
-            self._status = "lost" if self._is_handed_over else "failed"
+        if self.status not in ("lost", "failed"):
+            self.status = "lost" if self._is_handed_over else "failed"
         self._verdict = failure
         self._tell(failure)
         self._is_handed_over = False
-        self._publish(self._start_s)
+        self._publish()
         self._front.open(self._listener)
 
     def refuse(self, failure: Failure | None) -> None:
@@ -113,25 +111,25 @@ class PublicSide:
         self._tell(failure)
         if failure is not None:
             self.link.send(Refuse(failure.message, failure.hint))
-        self._publish(self._start_s)
+        self._publish()
 
     def resume(self) -> None:
         """It moves again."""
         self._verdict = None
         self.link.send(Resume())
-        self._publish(self._start_s)
+        self._publish()
         self._console.say("it moves again: requests are taken.")
 
     def stopping(self, names: Sequence[str]) -> None:
         """Children are told to end."""
         if API in names and self._verdict is None:
-            if self._is_handed_over and self._status != "stopping":
+            if self._is_handed_over and self.status != "stopping":
                 drain_s = self._config.server.drain_s
                 self._console.say(
                     f"stopping: running requests have {drain_s:g} s to end; asked again, they end now."
                 )
-            self._status = "stopping"
-            self._publish(self._start_s)
+            self.status = "stopping"
+            self._publish()
             self._notifier.stopping()
 
     def close(self) -> None:
@@ -142,16 +140,15 @@ class PublicSide:
         if failure is not None and self._is_handed_over:
             self._console.failed(EngineError(failure.message, failure.hint).explain())
 
-    def _publish(self, now_s: float) -> None:
-        shown = self._picture(now_s)
+    def _publish(self) -> None:
+        shown = self._picture()
         self._front.publish(shown)
         self._notifier.show(shown)
 
-    def _picture(self, now_s: float) -> Picture:
+    def _picture(self) -> Picture:
         situation = Situation(
-            status=self._status,
+            status=self.status,
             model=self._config.model.served_names[0],
-            elapsed_s=max(0.0, now_s - self._start_s),
             tracks=self._tracks,
             pids=self._pids,
             verdict=self._verdict,

@@ -19,7 +19,7 @@ from firstlight.base import environment
 from firstlight.base.blackbox.store import drop_boxes
 from firstlight.base.config import API_KEYS_FILE
 from firstlight.base.errors import ResourceError
-from firstlight.launch.run_record import RunRecord, ended_run, living_run, write_record
+from firstlight.launch.run_record import RunRecord, ended_run, living_run, mark_ended, write_record
 
 _PREFIX = "firstlight-"
 # What is left of ended runs, for who looks into a crash.
@@ -42,6 +42,7 @@ class RunDirectory:
         if not keep_logs:
             _remove(self.path)
             return
+        mark_ended(self.path)
         for path in [self.path / API_KEYS_FILE, *self.path.glob("*.sock")]:
             with contextlib.suppress(OSError):
                 path.unlink()

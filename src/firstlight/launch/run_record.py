@@ -19,6 +19,7 @@ import msgspec
 from firstlight.base.process import start_ticks
 
 RECORD_FILE = "run.json"
+_ENDED_FILE = "ended"
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -43,20 +44,26 @@ def write_record(run_dir: Path) -> int:
     return fd
 
 
+def mark_ended(run_dir: Path) -> None:
+    """This run is over although its launcher goes on: it starts the engine again, in another directory."""
+    with contextlib.suppress(OSError):
+        (run_dir / _ENDED_FILE).touch(mode=0o600)
+
+
 def ended_run(run_dir: Path) -> RunRecord | None:
     """The record of a run of ours whose launcher has ended; None for anything else. Follows no link."""
-    record, is_locked = _own_record(run_dir)
-    return None if record is None or is_locked or record.is_running() else record
+    record, is_alive = _own_record(run_dir)
+    return None if is_alive else record
 
 
 def living_run(run_dir: Path) -> RunRecord | None:
     """The record of a run of ours whose launcher lives, maybe in another container. Follows no link."""
-    record, is_locked = _own_record(run_dir)
-    return record if record is not None and (is_locked or record.is_running()) else None
+    record, is_alive = _own_record(run_dir)
+    return record if is_alive else None
 
 
 def _own_record(run_dir: Path) -> tuple[RunRecord | None, bool]:
-    """The record of a run of ours, if it has one that is whole, and whether somebody holds its lock."""
+    """The record of a run of ours, if it has one that is whole, and whether the run goes on."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.ExitStack() as opened:
         try:
@@ -67,13 +74,14 @@ def _own_record(run_dir: Path) -> tuple[RunRecord | None, bool]:
             if not (_is_ours(folder) and _is_ours(fd) and stat.S_ISREG(os.fstat(fd).st_mode)):
                 return None, False
             record = msgspec.json.decode(os.read(fd, 4096), type=RunRecord)
+            is_marked = _ENDED_FILE in os.listdir(folder)
         except (OSError, msgspec.DecodeError):  # no record, or half of one
             return None, False
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return record, True
-    return record, False
+    return record, record.is_running() and not is_marked
 
 
 def _is_ours(fd: int) -> bool:

@@ -19,12 +19,13 @@ from firstlight.base.errors import UsageError
 from firstlight.base.exit_notes import ExitNote, read_exit_notes
 from firstlight.base.phases import DRAIN, READY, SERVING
 from firstlight.base.process import start_ticks
-from firstlight.doctor.supervisor_socket import VERDICT, ask_supervisor
+from firstlight.doctor.supervisor_socket import VERDICT, Answer, ask_supervisor
 from firstlight.launch.ready_card import base_url
 from firstlight.launch.run_directory import ended_runs, living_runs
 from firstlight.launch.run_record import RunRecord, ended_run
 
 _ANSWER_S = 0.5
+_GOING_ON = ("starting", "ready", "stopping")
 
 
 class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,12 +93,17 @@ def view(run_dir: Path, record: RunRecord) -> RunView:
     config, notes = config_of(run_dir), read_exit_notes(run_dir)
     processes = tuple(_process(name, path, notes.get(name)) for name, path in boxes_of(run_dir).items())
     status = status_of(_supervisor(run_dir, record), processes, notes)
-    verdict = _verdict(run_dir) if status in ("starting", "ready") else ""
+    said = _said(run_dir) if status in _GOING_ON else Answer()
+    verdict = said.verdict.message if said.verdict else ""
+    if said.status in ("lost", "failed"):  # it ended the api process itself, which looks like stopping
+        status = "lost"
+    elif verdict:
+        status = "stuck"
     return RunView(
         run_dir=str(run_dir),
         pid=record.pid,
         started_s=record.started_s,
-        status="stuck" if verdict else status,
+        status=status,
         model=config.model.served_names[0] if config else None,
         url=base_url(config.server) if config else None,
         uds=config.server.uds if config else None,
@@ -122,19 +128,18 @@ def status_of(supervisor: str, processes: Sequence[ProcessView], notes: Mapping[
     return "ready" if is_ready else "starting"
 
 
-def _verdict(run_dir: Path) -> str:
-    """What the supervisor says of a run that stands still; nothing when it does not answer at once."""
+def _said(run_dir: Path) -> Answer:
+    """What the supervisor says of a run; nothing when it does not answer at once."""
     try:
-        said = ask_supervisor(run_dir, VERDICT, _ANSWER_S).verdict
+        return ask_supervisor(run_dir, VERDICT, _ANSWER_S)
     except OSError:
-        return ""
-    return said.message if said is not None else ""
+        return Answer()
 
 
 def _supervisor(run_dir: Path, record: RunRecord) -> str:
-    if record.is_running():
-        return "here"
-    return "ended" if ended_run(run_dir) is not None else "elsewhere"
+    if ended_run(run_dir) is not None:
+        return "ended"
+    return "here" if record.is_running() else "elsewhere"
 
 
 def _process(name: str, path: Path, end: ExitNote | None) -> ProcessView:

@@ -55,13 +55,19 @@ def serve(
     locate: Callable[[str | None], Path],
     stream: TextIO,
     early: Early | None = None,
+    *,
+    start_s: float | None = None,
     clock: Clock | None = None,
 ) -> int:
-    """Serve until asked to stop; the exit code. Raises the errors that come before the first child."""
+    """Serve until asked to stop; the exit code. Raises the errors that come before the first child.
+
+    `start_s`: when the program was launched, on the monotonic clock; without it: now.
+    """
     clock = clock or SystemClock()
+    start_s = clock.now_s() if start_s is None else start_s
     console = Console(
         stream,
-        clock.now_s(),
+        start_s,
         order.resolved.engine.tensor_parallel,
         bool(order.api_keys),
         as_json=order.resolved.server.log_format == "json",
@@ -69,6 +75,7 @@ def serve(
     check_files(order.resolved.model, order.resolved.server)
     manager = environment.service_manager()
     public = _opened(order, early)
+    public.front.begin(start_s)
     notifier = Notifier(manager, clock)
     try:
         server = msgspec.structs.replace(order.resolved.server, port=bound_port(public.listener))
@@ -88,6 +95,8 @@ def serve(
                 return end.exit_code
             console.say(f"starting again in {limit.pause_s:.0f} s ({limit.count} of {limit.most})")
             limit.wait(notifier.beat)
+            public.front.begin(clock.now_s())
+            console.begin(clock.now_s())
     finally:
         notifier.close()
         public.close()
@@ -148,9 +157,8 @@ class _Run:
             directory.close(keep_logs=has_failed)
 
     def _follow(self, config: RunConfig) -> LaunchState:
-        start_s = self._clock.now_s()
         front, listener = self._public.front, self._public.listener
-        side = PublicSide(config, self._console, front, listener, start_s, self._notifier)
+        side = PublicSide(config, self._console, front, listener, self._notifier)
         run_dir = Path(config.run_dir)
         paths = [run_dir / FOLDER] if (run_dir / FOLDER).is_symlink() else []
         janitor = start_janitor(run_id(config), [*paths, *([config.server.uds] if config.server.uds else [])])

@@ -21,7 +21,7 @@ runner = CliRunner()
 def order(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
     """Orders that would have been launched."""
     orders: list[Order] = []
-    monkeypatch.setattr("firstlight.launch.serve.serve", lambda order, *_: orders.append(order))
+    monkeypatch.setattr("firstlight.launch.serve.serve", lambda order, *_, **__: orders.append(order))
     monkeypatch.delenv("FIRSTLIGHT_API_KEY", raising=False)
     return orders
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from firstlight.base.errors import ModelFileError, RequestError
+from firstlight.base.errors import ModelFileError, RequestError, ResourceError
 from firstlight.base.resolve import Given
 from firstlight.base.settings import ALL_SETTINGS
 from firstlight.cli.options import Debug, add_command, guarded
@@ -92,3 +94,15 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_interrupt_has_its_own_code() -> None:
     assert code_of(KeyboardInterrupt()) == 130
+
+
+@pytest.mark.parametrize("arguments", [["ps"], ["--help"], ["doctor", "--help"]])
+def test_a_full_disk_behind_the_output_is_said(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "firstlight", *arguments]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == ResourceError.exit_code
+    assert done.stderr.startswith("error: the output could not be written: No space left on device.")
+    assert "Traceback" not in done.stderr

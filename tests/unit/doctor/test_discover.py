@@ -163,3 +163,18 @@ def test_ranks_of_any_program_by_their_environment() -> None:
         found = target_of_pid(process.pid)
         assert [rank.key for rank in found.ranks] == ["rank-0", "rank-1"]
         until(in_state(process.pid, "S"))
+
+
+def test_a_fork_that_has_not_run_its_program_yet_is_no_second_server(tmp_path: Path) -> None:
+    command = (PYTHON, "-m", "firstlight", "serve", "org/m")
+    procfs = proc(
+        tmp_path,
+        recorded(10, command, "firstlight"),
+        recorded(11, (PYTHON, "-m", "firstlight.engine.rank", "--rank", "0"), "python3", parent=10),
+        recorded(12, command, "firstlight", parent=10),
+        recorded(20, ("VLLM::EngineCore",), "VLLM::EngineCor"),
+        recorded(21, ("VLLM::EngineCore",), "VLLM::EngineCor", parent=20),
+    )
+    ours, foreign = find_targets(procfs)
+    assert [process.key for process in ours.processes] == ["supervisor", "rank-0", "helper-12"]
+    assert [process.role for process in foreign.processes] == [Role.ENGINE, Role.HELPER]

@@ -96,7 +96,7 @@ class Run:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             front = Front()
             front.open(listener)
-            side = PublicSide(self.config, console, front, listener, clock.now_s(), Notifier(None, clock))
+            side = PublicSide(self.config, console, front, listener, Notifier(None, clock))
             try:
                 with Children(self.config, specs, side, clock) as children:
                     return verdict(supervise(initial, children, clock))

@@ -170,3 +170,16 @@ def test_json_lines_for_machines() -> None:
         "of a child",
     ]
     assert lines[0]["logger"] == "firstlight.launch"
+
+
+def test_another_attempt_is_shown_from_its_beginning() -> None:
+    out = Terminal()
+    console = Console(out, 0.0, 1, has_keys=False, as_json=True)
+    console.progress(line(1.0, "ready"))
+    console.begin(100.0)
+    STARTS.clear()
+    console.progress(line(101.0, "weights", 1, 10, "layers"))
+    console.progress(line(102.0, "weights", 10, 10, "layers"))
+    console.progress(line(103.0, "ready"))
+    (row,) = out.getvalue().splitlines()
+    assert json.loads(row)["message"] == "3.0 s  weights     10 of 10 layers  10 layers/s"

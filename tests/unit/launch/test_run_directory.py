@@ -16,7 +16,13 @@ import pytest
 from firstlight.base.config import API_KEYS_FILE
 from firstlight.base.process import start_ticks
 from firstlight.launch import run_directory, run_record
-from firstlight.launch.run_directory import make_run_directory, remove_ended_runs, write_api_keys
+from firstlight.launch.run_directory import (
+    ended_runs,
+    living_runs,
+    make_run_directory,
+    remove_ended_runs,
+    write_api_keys,
+)
 from firstlight.launch.run_record import RECORD_FILE, RunRecord, ended_run
 
 DAY_S = 24 * 3600
@@ -61,7 +67,14 @@ def test_after_a_crash_the_logs_stay_and_the_secrets_go(parent: Path) -> None:
     write_api_keys(directory.path, ["one"])
     (directory.path / "rank-0.log").write_text("the end")
     directory.close(keep_logs=True)
-    assert sorted(path.name for path in directory.path.iterdir()) == ["rank-0.log", RECORD_FILE]
+    assert sorted(path.name for path in directory.path.iterdir()) == ["ended", "rank-0.log", RECORD_FILE]
+
+
+def test_an_attempt_that_failed_is_over_although_its_launcher_goes_on(parent: Path) -> None:
+    first, second = make_run_directory(), make_run_directory()
+    first.close(keep_logs=True)
+    assert (ended_runs(), list(living_runs())) == ([first.path], [second.path])
+    second.close(keep_logs=False)
 
 
 def test_a_folder_with_a_long_path_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -104,6 +117,7 @@ def test_either_the_lock_or_the_process_keeps_a_run(parent: Path, monkeypatch: p
     assert ended_run(directory.path) is None
     monkeypatch.undo()
     directory.close(keep_logs=True)  # gives the lock back, and this process goes on
+    (directory.path / "ended").unlink()
     assert ended_run(directory.path) is None
 
 

@@ -120,6 +120,20 @@ def test_the_status(phases: dict[str, str], told: bool | None, status: str) -> N
     assert status_of("ended", processes, notes) == "ended"
 
 
+def test_an_api_that_the_supervisor_ended_itself_is_lost_and_not_stopping(run: RunDirectory) -> None:
+    fill(run)
+    write_exit_note(run.path, note("api", told=True))
+    assert list_runs()[0].status == "stopping"
+    stalled = Stalled(Failure("the api process (pid 7) is stopped.", "let it go on", 6), "api")
+    socket = DoctorSocket(run.path, lambda: stalled, lambda: "lost")
+    try:
+        (shown,) = list_runs()
+        assert shown.status == "lost"
+        assert table([shown])[-1] == f"{run.path} is lost: the api process (pid 7) is stopped."
+    finally:
+        socket.close()
+
+
 def test_a_run_is_found_by_directory_name_and_pid(run: RunDirectory) -> None:
     for wanted in (str(run.path), run.path.name, str(os.getpid())):
         assert find_run(wanted)[0] == run.path
