@@ -150,8 +150,7 @@ def _add_information(app: FastAPI, server: Server) -> None:
     @app.get("/startup/events", tags=["information"])
     async def startup_events() -> Response:
         """The start as server-sent events; it is over, so the last one is all there is."""
-        data = replies.encode(server.startup).decode()
-        return Response(f"event: ready\ndata: {data}\n\n", media_type="text/event-stream")
+        return Response(replies.startup_event(server.startup), media_type="text/event-stream")
 
     @app.get("/metrics", tags=["information"])
     async def metrics() -> Response:

@@ -26,7 +26,7 @@ class Refusing(Protocol):
 class ControlLink:
     """Reads orders from `control`, which it owns; hands `listener` to `http` when it is told to.
 
-    `startup`: what /startup shows, filled in with the order to accept.
+    `startup`: what /startup shows, filled in with the order to accept; while requests are refused, why.
     """
 
     def __init__(
@@ -79,6 +79,9 @@ class ControlLink:
                 task = asyncio.get_running_loop().create_task(self._http.accept(self._listener.dup()))
                 self._tasks.add(task)
             case Refuse(message=message, hint=hint):
+                self._startup |= {"status": "lost", "verdict": {"message": message, "what_to_do": hint}}
                 self._client.refuse(Failed(message, hint, 6))
             case Resume():
+                self._startup.pop("verdict", None)
+                self._startup["status"] = "ready"
                 self._client.resume()

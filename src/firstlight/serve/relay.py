@@ -62,8 +62,7 @@ class OwnPaths:
         if path == "/startup":
             return Response(replies.encode(self._startup), media_type="application/json")
         if path == "/startup/events":
-            data = replies.encode(self._startup).decode()
-            return Response(f"event: ready\ndata: {data}\n\n", media_type="text/event-stream")
+            return Response(replies.startup_event(self._startup), media_type="text/event-stream")
         return None
 
 

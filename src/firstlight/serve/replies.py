@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -231,6 +232,11 @@ def _legacy_text(token_id: int, text: TextModel) -> str:
         return text.token_bytes(token_id).decode()
     except UnicodeDecodeError:
         return f"bytes:{text.token_text(token_id)}"
+
+
+def startup_event(startup: dict[str, Any]) -> str:
+    """A start that is over as server-sent events: one, with what became of it ("ready" or "lost")."""
+    return f"event: {startup['status']}\ndata: {encode(startup).decode()}\n\n"
 
 
 def finite(value: float) -> float:

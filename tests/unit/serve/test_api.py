@@ -153,8 +153,12 @@ def test_it_obeys_its_supervisor(run_dir: Path, tmp_path: Path) -> None:
             wait_until(lambda: http.get("/health").status_code == 503, "refusing")
             error = http.post("/v1/chat/completions", json=BODY).json()["error"]
             assert "rank 1 is stopped. Look." in error["message"]
+            told = {"message": "rank 1 is stopped.", "what_to_do": "Look."}
+            assert http.get("/startup").json() == {"status": "lost", "verdict": told}
+            assert http.get("/startup/events").text.startswith("event: lost\n")
             link.sendall(encode_order(Resume()))
             wait_until(lambda: http.get("/health").status_code == 200, "serving again")
+            assert http.get("/startup").json() == {"status": "ready"}
         link.close()
         assert process.wait(DEADLINE_S) == 0
     finally:
