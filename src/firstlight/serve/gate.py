@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from firstlight.base.errors import RequestError
 from firstlight.serve.errors import error_response
 
-OPEN_PATHS = frozenset({"/health/live", "/metrics", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health/live", "/metrics", "/docs", "/openapi.json", "/startup", "/startup/events"})
 
 
 class Serving(Protocol):
