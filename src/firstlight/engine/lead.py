@@ -22,6 +22,7 @@ from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Drain, Failed, Ready
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.startup import REPORT_BUG, Report, Started, self_test, start
+from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.ops.collectives import CPU, Group, join, leave
 
@@ -44,6 +45,8 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         self_test(core)
         report("self-test", 1, 1, "tokens")
         description = started.checkpoint.description
+        times_s = measure_step_times(core, description.vocab_size)
+        started.report["step_ms"] = {str(rows): round(1e3 * seconds, 3) for rows, seconds in times_s.items()}
         (run_dir / REPORT_FILE).write_bytes(msgspec.json.encode(started.report))
         channel.send(Ready(started.section.max_model_len, description.vocab_size, started.report))
         report(READY)

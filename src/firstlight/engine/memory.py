@@ -27,6 +27,10 @@ class SequenceMemory:
         """The cached prefix of its tokens, never all of them: the last token's logits must be computed."""
         return self.prefix.match(sequence.tokens, (len(sequence.tokens) - 1) // self.page_size_tokens)
 
+    def num_cached(self, sequence: Sequence) -> int:
+        """How many pages of a waiting sequence are in the cache."""
+        return len(self.cached_path(sequence))
+
     def num_missing(self, sequence: Sequence) -> int:
         """Pages that a running sequence still needs for the tokens it has."""
         return max(0, self.pages_for(len(sequence.tokens)) - len(sequence.pages))

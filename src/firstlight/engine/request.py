@@ -27,6 +27,7 @@ class Sequence:
         "node",
         "num_cached",
         "num_computed",
+        "num_passed_over",
         "num_prompt",
         "num_registered",
         "output_counts",
@@ -55,6 +56,7 @@ class Sequence:
         self.num_computed = 0
         self.admitted = False  # has run before
         self.num_cached = 0  # prompt tokens that came from the prefix cache, at first admission
+        self.num_passed_over = 0  # times that a later one went first, whose prompt was cached
         self.num_registered = 0  # pages that the prefix cache has seen
         self.node: Node | None = None  # the cache's node of the last registered page
         penalised = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0

@@ -165,6 +165,17 @@ class Scheduler:
         stats.pages_cached = self._memory.prefix.num_idle
         return stats
 
+    def most_running(self, num_tokens: int) -> int:
+        """How many sequences of so many tokens run at once in an empty engine."""
+        num_pages = self._memory.prefix.num_available // self._memory.pages_for(num_tokens)
+        return min(self._section.max_num_seqs, num_pages)
+
+    def forget(self) -> None:
+        """What was run so far was no user's: its cached pages and its counts go."""
+        self._memory.prefix.clear()
+        stats = self._stats
+        stats.cache_query_tokens = stats.cache_hit_tokens = stats.num_preemptions = 0
+
     def planned_sequences(self, plan: StepPlan) -> list[Sequence]:
         """The sequences whose tokens the sampler must choose, in the order of `plan.samples`."""
         return [self._planned[entry] for entry in plan.samples]
@@ -205,7 +216,7 @@ class Scheduler:
         held: list[Sequence] = []
         prefilling = self._prefilling()
         while budget > 0 and self._free_slots and len(held) < MAX_HELD and len(self._waiting):
-            sequence = self._waiting.pop()
+            sequence = self._waiting.pop(self._memory.num_cached)
             path = self._memory.cached_path(sequence)
             if any(self._memory.is_computing(other, sequence, path) for other in prefilling):
                 held.append(sequence)  # its prefix will be in the cache in a step or two

@@ -102,7 +102,7 @@ def self_test(core: EngineCore) -> None:
         outputs = core.step()
         finished = [o for o in outputs.outputs if o.finish_reason] if outputs is not None else []
         if finished and finished[0].error is None and finished[0].token_ids:
-            core.scheduler.prefix.clear()
+            core.scheduler.forget()
             return
         if finished:
             raise EngineError(

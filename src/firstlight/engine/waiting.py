@@ -1,14 +1,20 @@
 """The queue of sequences that wait: by priority, then arrival, with removal in constant time.
 
-Used by the scheduler. Invariant: `len` counts only what can still be taken, and no step walks the queue,
-so that a step costs the same however long it is.
+Used by the scheduler. Of the first few of one priority, the one goes first that finds most of its prompt in
+the prefix cache, before that is evicted; nobody is passed over more than a few times. Invariant: `len` counts
+only what can still be taken, and no step walks the queue, so that it costs the same however long it is.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from firstlight.engine.request import Sequence
+
+# How far a look for a cached prompt goes, and how often the first in line may be passed over for one.
+WINDOW = 8
+MAX_PASSED_OVER = 4
 
 
 class WaitingQueue:
@@ -32,11 +38,30 @@ class WaitingQueue:
             heapq.heappop(self._heap)
         return None
 
-    def pop(self) -> Sequence:
+    def pop(self, num_cached: Callable[[Sequence], int] = lambda sequence: 0) -> Sequence:
+        """The next one to run. `num_cached`: how many pages of a sequence's tokens are in the cache."""
+        first = self._take()
+        assert first is not None, "pop from an empty queue"
+        if first.num_passed_over >= MAX_PASSED_OVER or not self._waiting:
+            return first
+        candidates = [first]
+        while len(candidates) < WINDOW and (sequence := self._take()) is not None:
+            candidates.append(sequence)
+            if sequence.priority != first.priority:
+                break
+        equal = [sequence for sequence in candidates if sequence.priority == first.priority]
+        chosen = max(equal, key=num_cached)  # of equals the first
+        first.num_passed_over += chosen is not first
+        for sequence in candidates:
+            if sequence is not chosen:
+                self.push(sequence)
+        return chosen
+
+    def _take(self) -> Sequence | None:
         sequence = self.peek()
-        assert sequence is not None, "pop from an empty queue"
-        heapq.heappop(self._heap)
-        del self._waiting[sequence.request_id]
+        if sequence is not None:
+            heapq.heappop(self._heap)
+            del self._waiting[sequence.request_id]
         return sequence
 
     def remove(self, request_id: str) -> Sequence | None:

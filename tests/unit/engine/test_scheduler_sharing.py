@@ -63,3 +63,15 @@ def test_pages_that_running_prompts_still_need_are_not_given_to_a_newcomer() -> 
         driver.step()
     assert driver.scheduler.stats().num_preemptions == 0
     driver.check_empty()
+
+
+def test_prompts_of_one_prefix_run_together_while_it_is_cached() -> None:
+    """Four families of prompts take turns arriving, and the pool holds the prefixes of two at most."""
+    driver = Driver(pages=16, max_model_len=64, max_num_seqs=1, max_batched_tokens=64)
+    families = {name: range(100 * place, 100 * place + 7 * PAGE) for place, name in enumerate("abcd", 1)}
+    for turn in range(3):
+        driver.submit(*(request(f"{name}{turn}", families[name], max_tokens=1) for name in families))
+    order = [name for step in driver.run() for name in step]
+    assert [name[0] for name in order] == [*"aaabbbcccddd"]
+    hits = driver.scheduler.stats().cache_hit_tokens
+    assert hits == 8 * 6 * PAGE  # all but the first of each family

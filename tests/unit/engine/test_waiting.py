@@ -7,7 +7,7 @@ import random
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.request import Sequence
-from firstlight.engine.waiting import WaitingQueue
+from firstlight.engine.waiting import MAX_PASSED_OVER, WINDOW, WaitingQueue
 
 
 def sequence(name: str, arrival: int, priority: int = 0) -> Sequence:
@@ -76,3 +76,39 @@ def test_any_mix_of_pushes_and_removals_keeps_the_order() -> None:
             assert queue.remove(name) is waiting.pop(name)
         assert len(queue) == len(waiting)
     assert drain(queue) == [s.request_id for s in sorted(waiting.values(), key=lambda s: s.order)]
+
+
+def test_of_one_priority_the_best_cached_goes_first_and_ties_keep_their_order() -> None:
+    queue = WaitingQueue()
+    for arrival, name in enumerate("abcd"):
+        queue.push(sequence(name, arrival, priority=0 if name != "d" else 1))
+    cached = {"a": 1, "b": 3, "c": 3, "d": 9}
+    order = []
+    while len(queue):
+        order.append(queue.pop(lambda item: cached[item.request_id]).request_id)
+    assert order == ["b", "c", "a", "d"]
+
+
+def test_nobody_is_passed_over_more_than_a_few_times() -> None:
+    queue = WaitingQueue()
+    queue.push(sequence("uncached", 0))
+    taken = []
+    for arrival in range(1, 20):
+        queue.push(sequence(f"cached-{arrival}", arrival))
+        taken.append(queue.pop(lambda item: item.request_id.startswith("cached")).request_id)
+    assert taken.index("uncached") == MAX_PASSED_OVER
+
+
+def test_the_look_for_a_cached_prompt_goes_only_so_far() -> None:
+    queue = WaitingQueue()
+    asked: list[str] = []
+    for arrival in range(100):
+        queue.push(sequence(f"r{arrival}", arrival))
+
+    def num_cached(item: Sequence) -> int:
+        asked.append(item.request_id)
+        return 0
+
+    assert queue.pop(num_cached).request_id == "r0"
+    assert len(asked) == WINDOW
+    assert drain(queue) == [f"r{arrival}" for arrival in range(1, 100)]

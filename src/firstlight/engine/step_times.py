@@ -1,0 +1,64 @@
+"""How long a step of m rows takes, measured at the start: T(m), by which drafting is judged later.
+
+Called by `engine.lead` after the self-test. The rows are real ones, of as many running sequences, through
+scheduler, model and sampler. Invariant: nothing of it stays: no sequence, no cached page, no count.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from firstlight.engine.core import EngineCore
+from firstlight.engine.messages import Abort, Submit
+from firstlight.engine.params import SamplingParams
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+BUDGET_S = 1.0  # a large model's start shall not wait for its longer steps
+_STEPS = 2  # of each size; the quicker one counts
+_STRIDE = 7919
+_LONGEST = 1 + _STEPS * len(ROWS)  # tokens of the sequence that is there from the beginning
+
+
+def measure_step_times(core: EngineCore, vocab_size: int) -> dict[int, float]:
+    """Seconds of a decode step by its number of rows, from 1 on.
+
+    It ends at 16, at what the engine can run at once, or when the time is up. Sizes between those that were
+    run are interpolated.
+    """
+    until_s = time.monotonic() + BUDGET_S
+    most = core.scheduler.most_running(1 + _LONGEST)
+    params = SamplingParams(temperature=0.0, max_tokens=_LONGEST, seed=0, ignore_eos=True)
+    names: list[str] = []
+    measured: dict[int, float] = {}
+    for size in itertools.takewhile(lambda rows: rows <= most, ROWS):
+        while len(names) < size:
+            token = _STRIDE * (len(names) + 1) % vocab_size  # different ones, so that experts differ too
+            names.append(f"step-time-{len(names)}")
+            core.handle(Submit(names[-1], [token], params))
+        times_s = [seconds for _ in range(_STEPS) if (seconds := _step_of(core, size)) is not None]
+        if not times_s:
+            break
+        measured[size] = min(times_s)
+        if time.monotonic() + _STEPS * min(times_s) > until_s:
+            break
+    core.handle(Abort(names))
+    while core.step() is not None:
+        pass
+    core.scheduler.forget()
+    return _filled(measured)
+
+
+def _step_of(core: EngineCore, size: int) -> float | None:
+    """Seconds of the next step; None when it was of another size."""
+    step = core.step()
+    return step.stats.step_s if step is not None and step.stats.step_sequences == size else None
+
+
+def _filled(measured: dict[int, float]) -> dict[int, float]:
+    times_s = dict(measured)
+    for low, high in itertools.pairwise(measured):
+        for size in range(low + 1, high):
+            share = (size - low) / (high - low)
+            times_s[size] = measured[low] + share * (measured[high] - measured[low])
+    return dict(sorted(times_s.items()))

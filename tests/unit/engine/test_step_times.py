@@ -1,0 +1,57 @@
+"""T(m), measured at the start: every size is run, nothing stays, and a small engine measures what it can."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from firstlight.base.config import EngineSection
+from firstlight.engine.core import EngineCore
+from firstlight.engine.plan import StepPlan
+from firstlight.engine.scheduler import Scheduler
+from firstlight.engine.step_times import ROWS, measure_step_times
+
+
+class Model:
+    """Says token 3 always, and remembers the sizes of its steps."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, plan: StepPlan) -> torch.Tensor:
+        self.sizes.append(len(plan.slots))
+        logits = torch.zeros(len(plan.samples), 8)
+        logits[:, 3] = 1.0
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("section", "pages", "sizes"),
+    [
+        ({"max_num_seqs": 32}, 100, ROWS),
+        ({"max_num_seqs": 5}, 100, (1, 2, 3, 4, 5)),
+        ({"max_num_seqs": 32}, 16, (1, 2, 3)),  # a sequence of 20 tokens takes 5 pages
+        ({"max_num_seqs": 32, "max_model_len": 2}, 100, (1,)),  # it ends with its first token
+    ],
+)
+def test_every_size_that_fits_is_run(section: dict[str, int], pages: int, sizes: tuple[int, ...]) -> None:
+    values = {"max_batched_tokens": 32, "max_model_len": 32, "page_size_tokens": 4} | section
+    scheduler = Scheduler(EngineSection(**values), pages + 1, [3])  # type: ignore[arg-type]
+    model = Model()
+    core = EngineCore(scheduler, model)
+    times = measure_step_times(core, vocab_size=8)
+    assert set(model.sizes) >= set(sizes)
+    assert list(times) == list(range(1, sizes[-1] + 1))
+    assert all(seconds > 0 for seconds in times.values())
+    stats = scheduler.stats()
+    assert (stats.num_running, stats.pages_used, stats.pages_cached) == (0, 0, 0)
+    assert (stats.cache_query_tokens, stats.num_preemptions) == (0, 0)
+    assert core.step() is None
+
+
+def test_when_the_time_is_up_the_smaller_sizes_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firstlight.engine.step_times.BUDGET_S", 0.0)
+    section = EngineSection(max_num_seqs=32, max_batched_tokens=32, max_model_len=32, page_size_tokens=4)
+    core = EngineCore(Scheduler(section, 101, [3]), Model())
+    assert list(measure_step_times(core, vocab_size=8)) == [1]
+    assert core.step() is None
