@@ -25,6 +25,7 @@ from firstlight.base.blackbox.store import box_path
 from firstlight.base.environment import child_environment
 from firstlight.base.errors import EngineError
 from firstlight.base.process import Child, start_child
+from firstlight.doctor.procfs import TICKS_PER_S, ProcFs
 
 _TRY_ALONE = "Run `firstlight serve` with the same model and flags by itself."
 
@@ -103,6 +104,22 @@ class ServerProcess:
             return read_box(box_path(run_dir, "rank-0"), with_events=False).phases
         except NotABox:
             return ()
+
+    def run_directory(self) -> Path:
+        """Where the run keeps its black boxes. Raises `EngineError` before there is one."""
+        run_dir = self._run_directory()
+        if run_dir is None:
+            raise EngineError("the server has no run directory", _TRY_ALONE)
+        return run_dir
+
+    def pid(self, name: str) -> int:
+        """Of the process with this name in the run: "api", "rank-0"."""
+        return read_box(box_path(self.run_directory(), name), with_events=False).pid
+
+    def cpu_s(self, name: str) -> float:
+        """Processor time of one process of the run, all its threads."""
+        stat = ProcFs().stat(self.pid(name))
+        return (stat.user_ticks + stat.system_ticks) / TICKS_PER_S if stat is not None else 0.0
 
     def pss_bytes(self) -> int:
         """Proportional memory of the whole process tree: shared pages are counted once in all."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import typer
 
 from firstlight.cli.bench_engine import blackbox, offline, quality, scheduler, startup
-from firstlight.cli.bench_serving import serving, soak
+from firstlight.cli.bench_serving import path, serving, soak
 from firstlight.cli.options import add_command
 
 bench_app = typer.Typer(
@@ -24,4 +24,5 @@ add_command(bench_app, startup)
 add_command(bench_app, quality)
 add_command(bench_app, scheduler)
 add_command(bench_app, blackbox)
+add_command(bench_app, path)
 add_command(bench_app, soak)

@@ -1,4 +1,4 @@
-"""`firstlight bench serving` and `soak`: load on any OpenAI-compatible server, and much of it on our own.
+"""`firstlight bench serving`, `path` and `soak`: load on any OpenAI-compatible server, or on one of our own.
 
 Registered by `cli.bench`. Invariant: where results are to be stored is checked before the load begins.
 """
@@ -147,3 +147,46 @@ def soak(options: SoakOptions) -> int:
         report = bench_soak(order, advance)
     output.hand_over(report, table(report), plot=plot)
     return 1 if report.problems else 0
+
+
+@dataclass
+class PathOptions:
+    """What `bench path` takes."""
+
+    model: ModelArgument = None
+    concurrency: Annotated[int, typer.Option(help="Chat requests open at a time.", min=1)] = 32
+    requests: Annotated[int, typer.Option(help="Requests in all.", min=1)] = 96
+    output_tokens: Annotated[int, typer.Option(help="Tokens of every answer.", min=8)] = 128
+    profile: Annotated[
+        bool, typer.Option("--profile", metavar="", help="Also where the api process spends its time.")
+    ] = False
+    flag: ServerFlags = None
+    json: JsonFile = None
+    debug: Debug = False
+
+
+def path(options: PathOptions) -> int:
+    """Measure what tokenising, HTTP and scheduling take from the cores that run the model.
+
+    Starts a server, keeps so many chat requests open and sets the processor time beside the model against a
+    full decode step. Ends with exit code 1 where it is more than a tenth.
+
+    Examples:
+      firstlight bench path
+      firstlight bench path --concurrency 8 --profile --json path.json
+    """
+    from firstlight.bench.path import PathOrder, bench_path, tables
+
+    output = Output("path", options.json)
+    order = PathOrder(
+        model=locate(options.model),
+        concurrency=options.concurrency,
+        requests=options.requests,
+        output_tokens=options.output_tokens,
+        flags=tuple(options.flag or ()),
+        with_profile=options.profile,
+    )
+    with progress_bar("requests") as advance:
+        report = bench_path(order, advance)
+    output.hand_over(report, *tables(report))
+    return 0 if report.meets_goal else 1

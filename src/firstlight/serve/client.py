@@ -1,8 +1,7 @@
 """The api process's end of the engine's sockets: submit, abort, and the answers sorted by request.
 
 Used by `serve.generation` and the handlers. One task receives every message and puts new tokens into the
-mailbox of their HTTP request. Invariant: memory a request holds here is bounded by its own tokens: whatever
-a slow client has not taken yet is merged into one output a sequence.
+mailbox of their HTTP request. Invariant: memory a request holds here is bounded by its own tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from zmq.utils.monitor import recv_monitor_message
 from firstlight.base.errors import RequestError, as_sentence
 from firstlight.engine.messages import (
     FINISH_ERROR,
-    FINISH_REJECTED,
     OUTPUTS_SOCKET,
     REQUESTS_SOCKET,
     Abort,
@@ -34,72 +32,10 @@ from firstlight.engine.messages import (
     decode_from_engine,
     encode,
 )
+from firstlight.serve.mailbox import Mailbox, OnOutput, pause_of
 
 log = logging.getLogger(__name__)
 LAST_WORDS_LOOKS, LAST_WORDS_LOOK_S = 20, 0.05
-OnOutput = Callable[[SequenceOutput], None]
-
-
-class Mailbox:
-    """New tokens for one HTTP request, which may have several sequences. Made by `EngineClient.open`."""
-
-    def __init__(
-        self, client: EngineClient, group: str, submits: Sequence[Submit], on_output: OnOutput | None
-    ) -> None:
-        self._client = client
-        self._group = group
-        self._open = {submit.request_id: index for index, submit in enumerate(submits)}
-        self._waiting: dict[int, SequenceOutput] = {}
-        self._wake: asyncio.Future[None] | None = None
-        self._on_output = on_output
-
-    async def next(self) -> tuple[int, SequenceOutput]:
-        """The index of a sequence, and everything that came for it since the last call."""
-        while not self._waiting:
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        index = next(iter(self._waiting))
-        return index, self._waiting.pop(index)
-
-    def abort(self, index: int) -> None:
-        """Ends one sequence. What the engine still sends for it is dropped."""
-        self._forget([id_ for id_, number in self._open.items() if number == index])
-        self._waiting.pop(index, None)
-
-    def close(self) -> None:
-        """Ends all sequences that are still open; the request's id is free again."""
-        self._forget(list(self._open))
-        self._client.close_group(self._group)
-
-    def _forget(self, ids: list[str]) -> None:
-        for id_ in ids:
-            del self._open[id_]
-        self._client.forget(ids)
-
-    def deliver(self, output: SequenceOutput) -> None:
-        """Called by the client for each output of one of our sequences."""
-        index = self._open[output.request_id]
-        if self._on_output is not None:
-            self._on_output(output)
-        if output.finish_reason is not None:
-            del self._open[output.request_id]
-        before = self._waiting.get(index)
-        if output.finish_reason == FINISH_REJECTED:  # first, so that the request fails before it is answered
-            self._waiting = {index: output, **self._waiting}
-        else:
-            self._waiting[index] = output if before is None else _merged(before, output)
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
-
-def _merged(before: SequenceOutput, after: SequenceOutput) -> SequenceOutput:
-    before.token_ids.extend(after.token_ids)
-    if after.logprobs:
-        before.logprobs = [*(before.logprobs or ()), *after.logprobs]
-    before.finish_reason, before.stop_token_id = after.finish_reason, after.stop_token_id
-    before.num_cached_tokens = max(before.num_cached_tokens, after.num_cached_tokens)
-    before.error = after.error
-    return before
 
 
 class EngineClient:
@@ -185,6 +121,10 @@ class EngineClient:
             self._boxes[submit.request_id] = box
             self._send(submit)
         return box
+
+    def pause_s(self) -> float:
+        """What lies at least between two chunks of one answer: see `mailbox.pause_of`."""
+        return pause_of(len(self._boxes))
 
     def cancel(self, group: str) -> bool:
         """Aborts an HTTP request by its id; its sequences end with the reason "abort". False if none runs."""

@@ -16,7 +16,8 @@ from firstlight.engine.messages import (
     TokenLogprobs,
 )
 from firstlight.engine.params import SamplingParams
-from firstlight.serve.client import EngineClient, Mailbox
+from firstlight.serve.client import EngineClient
+from firstlight.serve.mailbox import Mailbox, pause_of
 
 
 class RecordingClient(EngineClient):
@@ -96,3 +97,33 @@ def test_before_the_engine_is_ready_nothing_is_submitted() -> None:
 
     with pytest.raises(RequestError, match="not ready yet"):
         EngineClient(Path("/nowhere")).open("r", [])
+
+
+class Crowded(RecordingClient):
+    """A client with so many answers that each may send ten chunks a second."""
+
+    def pause_s(self) -> float:
+        return 0.1
+
+
+async def test_under_load_tokens_come_in_chunks_but_the_first_and_the_last_at_once() -> None:
+    box = Mailbox(Crowded(), "r", [Submit("r-0", [1], SamplingParams())], None)
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    box.deliver(output(0, 1))
+    assert (await box.next())[1].token_ids == [1]
+    assert loop.time() - started_s < 0.09
+    for token in (2, 3, 4):
+        box.deliver(output(0, token))
+    assert (await box.next())[1].token_ids == [2, 3, 4]
+    assert loop.time() - started_s >= 0.1
+    ended_s = loop.time()
+    box.deliver(output(0, 5))
+    box.deliver(output(0, 6, reason=FINISH_LENGTH))
+    assert (await box.next())[1].token_ids == [5, 6]
+    assert loop.time() - ended_s < 0.09
+    box.close()
+
+
+def test_a_pause_is_bounded_and_a_few_answers_have_none() -> None:
+    assert [pause_of(count) for count in (1, 4, 8, 32, 1000)] == [0.0, 0.0, 0.02, 0.08, 0.1]
