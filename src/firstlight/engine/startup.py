@@ -76,7 +76,7 @@ def start(
     require_fit(checkpoint, section)
     report("device")
     num_threads = _set_threads(section, group)
-    ops = pick_backend(section, dtype, group, num_threads)
+    ops = pick_backend(section, dtype, group, num_threads, report)
     description = checkpoint.description
     report("build", 0, description.num_layers, "layers")
     declare = Declaration(ops, group, lambda done, total: report("build", done, total, "layers"))
@@ -111,14 +111,21 @@ def self_test(core: EngineCore) -> None:
     raise EngineError("the self-test gave no token in 4 steps", REPORT_BUG)
 
 
-def pick_backend(section: EngineSection, dtype: str, group: Group, num_threads: int) -> Backend:
+def pick_backend(
+    section: EngineSection, dtype: str, group: Group, num_threads: int, report: Report
+) -> Backend:
     """The operators for a device and a `--dtype`, with the reason."""
     if dtype not in ("auto", "float32"):
         raise UnsupportedError(f"--dtype {dtype} is not supported", "Use auto or float32.")
     if section.device == "cpu":
         if dtype == "float32":
             return ReferenceBackend("--dtype float32: the reference, which rounds nothing")
-        return pick_cpu_kernels(section.cpu_kernels, num_threads, group.rank)
+        return pick_cpu_kernels(
+            section.cpu_kernels,
+            num_threads,
+            group,
+            lambda done, total: report("compile", done, total, "files", "our own CPU kernels, once"),
+        )
     if section.device == "cuda":
         from firstlight.ops.cuda.backend import CudaBackend
 
