@@ -22,7 +22,7 @@ from firstlight.base.environment import cache_directory
 from firstlight.base.errors import ResourceError
 from firstlight.ops.cpu.build import COMPILE_LIMIT_S, SOURCES, BuildError, compile_library, library_name
 
-EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY = range(10)
+EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY, TOP = range(11)
 ADD_TO_OUTPUT, LOGIT_ROWS = 1, 2
 # AVX-512 (4) is compiled too, and will be taken once its tests have run on such a processor.
 INSTRUCTION_SETS = {2: "AVX2", 1: "portable"}
@@ -41,6 +41,7 @@ class Op(ctypes.Structure):
         ("n", ctypes.c_int64 * 8),
         ("f", ctypes.c_float * 2),
         ("p", ctypes.c_void_p * 8),
+        ("label", ctypes.c_uint64),
     )
 
 
@@ -108,6 +109,10 @@ class Pool:
         ):
             raise ResourceError("memory for the operators' threads is exhausted", "Use fewer --threads.")
 
+    def watch(self, place: int) -> None:
+        """From now on the 8-byte word at this address has the label of the operator that runs; 0 for none."""
+        self.library.fl_watch(self.handle, place)
+
 
 def open_library(on_compile: OnCompile = lambda done, total: None) -> ctypes.CDLL:
     """The library that belongs to the sources; compiled if it is nowhere. Raises `MissingLibraryError`.
@@ -130,6 +135,7 @@ def load(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.fl_pool.restype = ctypes.c_void_p
     library.fl_pool.argtypes = (ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+    library.fl_watch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     library.fl_end_pool.argtypes = (ctypes.c_void_p,)
     library.fl_run.argtypes = (
         ctypes.c_void_p,
