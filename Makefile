@@ -19,7 +19,7 @@ TEST := $(VENV)/.installed-test
 VLLM := .venv-vllm
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve test sanitize test-fast format lint types unit parity e2e shape test-vllm bench bench-compare soak fix docs clean
+.PHONY: help serve test sanitize instructions test-fast format lint types unit parity e2e shape test-vllm bench bench-compare soak fix docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
@@ -59,9 +59,12 @@ sanitize:  ## the native operators on random shapes, under AddressSanitizer, UBS
 	tests/native/build.sh build/fuzz-thread -fsanitize=thread
 	build/fuzz-thread $(or $(ARGS),40)
 
+instructions: $(TEST)  ## count the native operators' instructions anew, as the budget that tests/native compares with
+	PYTHONPATH=src:tests $(BIN)/python -m support.instructions
+
 # The GPU tests come along: where there is no GPU they are skipped, and say so.
 unit: $(TEST)
-	$(BIN)/pytest -q tests/unit tests/gpu
+	$(BIN)/pytest -q tests/unit tests/gpu tests/native
 
 fix: $(TEST)  ## format the sources and apply ruff's safe fixes
 	$(BIN)/ruff format src tests benchmarks

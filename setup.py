@@ -7,6 +7,7 @@ Without a compiler the package installs all the same: the first start tries agai
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
 
 from setuptools import setup
@@ -20,14 +21,22 @@ class BuildWithLibrary(build_py):
 
     def run(self) -> None:
         super().run()
-        if self.editable_mode:
-            return
         build = runpy.run_path(str(NATIVE / "build.py"))
-        target = Path(self.build_lib) / NATIVE.relative_to("src") / "native" / build["library_name"]()
+        parent = _cache() if self.editable_mode else Path(self.build_lib) / NATIVE.relative_to("src")
+        target = parent / "native" / build["library_name"]()
         try:
-            build["compile_library"](target.absolute())
+            if not target.exists():
+                build["compile_library"](target.absolute())
         except build["BuildError"] as error:
             self.warn(f"no native library: {error}")
+
+
+def _cache() -> Path:
+    """Where the first start would compile to."""
+    sys.path.insert(0, "src")
+    from firstlight.base.environment import cache_directory
+
+    return cache_directory()
 
 
 setup(cmdclass={"build_py": BuildWithLibrary})

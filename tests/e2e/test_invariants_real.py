@@ -30,7 +30,7 @@ def path() -> Path:
 @pytest.fixture(scope="module", params=[("float32", 4), ("auto", 2)], ids=["float32", "auto"])
 def kind(request: pytest.FixtureRequest, path: Path) -> Kind:
     if request.param[0] == "auto":
-        pick = pick_cpu_kernels("auto", 1, 0)
+        pick = pick_cpu_kernels("auto", 1)
         assert pick.row_invariant, f"stock operators promise no equal bits: {pick.reason}"
     return request.param
 

@@ -33,7 +33,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"  # "cpu" or "cuda"
     tensor_parallel: int = 1
     threads: int = 0  # operator threads of each rank; 0: the cores divided by the ranks
-    cpu_kernels: str = "stock"  # "auto": our own where they load; "stock": those of PyTorch
+    cpu_kernels: str = "auto"  # "native": our own; "stock": PyTorch's; "auto": our own where they load
     max_num_seqs: int = 256  # sequences in one step
     max_batched_tokens: int = 512  # token budget of one step: a longer prompt is prefilled in chunks
     page_size_tokens: int = 16

@@ -93,8 +93,9 @@ ENGINE_SETTINGS = (
     _engine(
         "cpu-kernels",
         "cpu_kernels",
-        "Operators on a CPU. stock: PyTorch's. auto: our own, which are new, where they can be compiled.",
-        choices=("auto", "stock"),
+        "Operators on a CPU. native: our own, or an error. stock: PyTorch's. "
+        "auto: our own where they load, else stock.",
+        choices=("auto", "native", "stock"),
     ),
     _engine("max-num-seqs", "max_num_seqs", "Sequences in one step.", minimum=1),
     _engine(

@@ -42,7 +42,7 @@ def state(motion: ProcessMotion) -> str:
 
 
 def where(view: View, key: str) -> str:
-    """Phase, amount and collective of a process with a black box; starts with a comma."""
+    """Phase, amount, collective and operator of a process with a black box; starts with a comma."""
     seen = view.box(key)
     phase = seen.value.box.phase if seen else None
     if seen is None or phase is None:
@@ -55,6 +55,10 @@ def where(view: View, key: str) -> str:
     entered, left = seen.value.box.entered, seen.value.box.left
     if entered.number > left.number:
         text += f", inside the collective {entered.name!r} number {entered.number}"
+    operator = seen.value.box.operator
+    if operator.name:
+        text += f", at the operator {operator.name!r}"
+        text += f" of layer {operator.layer}" if operator.layer else ""
     return text
 
 

@@ -26,6 +26,7 @@ from firstlight.engine.messages import (
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.sampler import Sampler
 from firstlight.engine.scheduler import Scheduler
+from firstlight.ops.selection import Selection
 
 Execute = Callable[[StepPlan], torch.Tensor]
 
@@ -36,10 +37,16 @@ class EngineCore:
     Each step is written to `recorder`: its number when it ended, and the queue.
     """
 
-    def __init__(self, scheduler: Scheduler, execute: Execute, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        execute: Execute,
+        recorder: Recorder | None = None,
+        selection: Selection | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self._execute = execute
-        self._sampler = Sampler()
+        self._sampler = Sampler(selection)
         self._recorder = recorder or NoBox()
         self._events = self._recorder.ring("steps")
         self._step_name = self._recorder.name(STEP)

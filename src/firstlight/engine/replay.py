@@ -1,21 +1,25 @@
 """The replay seam: how a forward pass reaches the device, eagerly or as it was recorded.
 
 The runner calls `run` for every step. `RecordedReplay` runs our own CPU kernels as one program, whatever the
-number of rows; `cuda_replay.CudaGraphReplay` records decode steps of a few batch sizes. Invariant: a replay
-gives what the eager pass gives.
+number of rows, and takes a step as numbers; `cuda_replay.CudaGraphReplay` records decode steps of a few batch
+sizes. Invariant: a replay gives what the eager pass gives.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 
+from firstlight.base.blackbox.layout import Counter
+from firstlight.base.blackbox.recorder import NoBox, Recorder
 from firstlight.engine.kv import KVPool
+from firstlight.engine.plan import StepPlan
 from firstlight.models.batch import ForwardBatch
 from firstlight.models.decoder import Decoder
-from firstlight.ops.contract import AttentionShape
-from firstlight.ops.cpu.library import Step
+from firstlight.ops.contract import AttentionShape, StepRows
+from firstlight.ops.cpu.library import Step, address
 from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.cpu.tape import NativeTape
 
@@ -39,9 +43,10 @@ class EagerReplay:
 
 
 class RecordedReplay:
-    """Runs the model as one program of the native library, recorded when the first step comes.
+    """Runs the model as programs of the native library, recorded when the first step comes.
 
-    `max_rows`: the rows for which buffers are made; a longer step makes them anew.
+    A step is laid out in arrays that stay where they are. `max_rows`: the rows for which buffers are made; a
+    longer step makes them anew. The black box is written by the library: the operator, and steps that ended.
     """
 
     def __init__(
@@ -50,24 +55,60 @@ class RecordedReplay:
         self._model, self._ops, self._shape, self._pool = model, ops, shape, pool
         self._max_rows = max_rows
         self._tape: NativeTape | None = None
+        self._recorder: Recorder = NoBox()
+        self._step_place = 0
+        self._arrays = StepArrays(0, shape.head_size)
 
-    def run(self, batch: ForwardBatch) -> torch.Tensor:
-        num_rows = len(batch.tokens_T)
+    def watched_by(self, recorder: Recorder) -> None:
+        """From now on `recorder` is told of each step; call before the first one."""
+        self._recorder, self._step_place = recorder, recorder.place(Counter.STEP)
+        self._ops.pool.watch(recorder.place(Counter.OPERATOR))
+
+    def run(self, plan: StepPlan, rows: StepRows, turns: np.ndarray, logit_rows: np.ndarray) -> torch.Tensor:
+        """Logits [L, V], which the next call overwrites. `turns` has a row for every position."""
+        num_rows = len(plan.tokens)
         if self._tape is None or num_rows > self._tape.max_rows:
             self._tape = self._record(max(num_rows, self._max_rows))
-        step = Step(
-            num_rows=num_rows,
-            num_logits=len(batch.logit_rows_L),
-            tokens=batch.tokens_T.data_ptr(),
-            turns=batch.turn_TD.data_ptr(),
-            write_slots=batch.write_slots_T.data_ptr(),
-            logit_rows=batch.logit_rows_L.data_ptr(),
-        )
-        batch.attention.fill(step)
-        return self._tape.run(step, batch.tokens_T)
+        arrays = self._arrays
+        arrays.fill(plan, rows, turns, logit_rows)
+        return self._tape.run(arrays.step, arrays.tokens[:num_rows], self._step_place, plan.step + 1)
 
     def _record(self, max_rows: int) -> NativeTape:
+        self._arrays = StepArrays(max_rows, self._shape.head_size)
         hidden = self._model.description.hidden_size
-        tape = NativeTape(self._ops, self._shape, (self._pool.keys, self._pool.values), max_rows, hidden)
+        pool = (self._pool.keys, self._pool.values)
+        tape = NativeTape(self._ops, self._shape, pool, max_rows, hidden, self._recorder.name)
         self._model.record(tape)
         return tape
+
+
+class StepArrays:
+    """The arrays of a step of at most `max_rows` rows, and the structure that says where they lie."""
+
+    def __init__(self, max_rows: int, head_size: int) -> None:
+        self._int64 = np.zeros((5, max_rows), np.int64)
+        self.tokens, self._slots, self._logit_rows, self._starts, self._counts = self._int64
+        self._turns = np.zeros((max_rows, head_size // 2, 2), np.float32)
+        self._pages = np.zeros((0, 0), np.int64)
+        self.step = Step(
+            tokens=address(self.tokens),
+            turns=address(self._turns),
+            write_slots=address(self._slots),
+            logit_rows=address(self._logit_rows),
+            starts=address(self._starts),
+            counts=address(self._counts),
+        )
+
+    def fill(self, plan: StepPlan, rows: StepRows, turns: np.ndarray, logit_rows: np.ndarray) -> None:
+        """Lays out a step."""
+        step, num_rows, num_sequences = self.step, len(plan.tokens), len(plan.counts)
+        self.tokens[:num_rows] = plan.tokens
+        self._slots[:num_rows] = rows.write_slots_T
+        self._logit_rows[: len(logit_rows)] = logit_rows
+        self._starts[:num_sequences] = plan.starts
+        self._counts[:num_sequences] = plan.counts
+        turns.take(rows.positions_T, 0, self._turns[:num_rows], "clip")  # "raise" would make a copy
+        self._pages = rows.page_table_SP
+        step.num_rows, step.num_logits, step.num_sequences = num_rows, len(logit_rows), num_sequences
+        step.page_size, step.table_width = rows.page_size, self._pages.shape[1]
+        step.pages = address(self._pages)

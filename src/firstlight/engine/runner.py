@@ -14,7 +14,7 @@ import torch
 
 from firstlight.engine.kv import KVPool
 from firstlight.engine.plan import StepPlan
-from firstlight.engine.replay import Replay
+from firstlight.engine.replay import RecordedReplay, Replay
 from firstlight.models.batch import ForwardBatch
 from firstlight.ops.contract import AttentionShape, Backend, StepRows
 
@@ -24,7 +24,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        replay: Replay,
+        replay: Replay | RecordedReplay,
         ops: Backend,
         pool: KVPool,
         turn_table: torch.Tensor,
@@ -34,14 +34,17 @@ class ModelRunner:
         self._replay, self._ops, self._pool = replay, ops, pool
         self._turn_table, self._shape = turn_table, shape
         self._tables = tables
+        self._turns = turn_table.cpu().numpy()
         pool.zero_null_page(tables.page_size)
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor:
         """Logits of the entries in `plan.samples`, float32 [L, V]; on every rank."""
         rows = self._tables.rows(plan)
-        last_rows = np.cumsum(plan.counts, dtype=np.int64) - 1
-        return self._replay.run(self._build(plan, rows, last_rows[plan.samples]))
+        logit_rows = (np.array(plan.counts, dtype=np.int64).cumsum() - 1)[plan.samples]
+        if isinstance(self._replay, RecordedReplay):
+            return self._replay.run(plan, rows, self._turns, logit_rows)
+        with torch.inference_mode():
+            return self._replay.run(self._build(plan, rows, logit_rows))
 
     def _build(self, plan: StepPlan, rows: StepRows, logit_rows: np.ndarray) -> ForwardBatch:
         device = self._ops.device
@@ -63,6 +66,7 @@ class PageTables:
     def __init__(self, num_slots: int, max_pages: int, page_size: int) -> None:
         self.page_size = page_size
         self._pages = np.zeros((num_slots, max_pages), dtype=np.int64)
+        self._numbers = np.arange(num_slots)
 
     def rows(self, plan: StepPlan) -> StepRows:
         """Applies the plan's changes and lays out its rows."""
@@ -70,9 +74,12 @@ class PageTables:
             self._pages[slot, first : first + len(pages)] = pages
         starts = np.array(plan.starts, dtype=np.int64)
         counts = np.array(plan.counts, dtype=np.int64)
-        sequence_T = np.repeat(np.arange(len(counts)), counts)  # noqa: N806 - shape suffix
-        first_row = np.cumsum(counts) - counts
-        positions_T = np.arange(len(sequence_T)) + (starts - first_row)[sequence_T]  # noqa: N806
+        if len(plan.tokens) == len(counts) <= len(self._numbers):  # the hot path: a token each
+            sequence_T, positions_T = self._numbers[: len(counts)], starts  # noqa: N806 - shape suffix
+        else:
+            sequence_T = np.repeat(np.arange(len(counts)), counts)  # noqa: N806
+            first_row = counts.cumsum() - counts
+            positions_T = np.arange(len(sequence_T)) + (starts - first_row)[sequence_T]  # noqa: N806
         longest = -(-int((starts + counts).max()) // self.page_size)
         table_SP = self._pages[np.array(plan.slots), :longest]  # noqa: N806 - shape suffix
         pages_T = table_SP[sequence_T, positions_T // self.page_size]  # noqa: N806

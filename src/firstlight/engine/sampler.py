@@ -12,13 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from firstlight.engine.messages import TokenLogprobs
 from firstlight.engine.noise import gumbel, stream_key
+from firstlight.engine.params import SamplingParams
 from firstlight.engine.request import NO_TOKEN, Sequence
+from firstlight.ops.selection import Selection, TorchSelection
 
 # Truncated sampling looks at this many best tokens first; only where they do not reach top-p, at all of them.
 # Fixed, so that a row's sums are made in the same order in every batch.
@@ -35,30 +38,55 @@ class Sampled:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
+class Draw(NamedTuple):
+    """A row that is not greedy; `key` of its noise."""
+
+    row: int
+    temperature: float
+    params: SamplingParams
+    key: tuple[int, int]
+
+
 class Sampler:
     """See the module."""
 
-    @torch.inference_mode()
+    def __init__(self, selection: Selection | None = None) -> None:
+        self._selection = selection or TorchSelection()
+
     def sample(self, logits_LV: torch.Tensor, sequences: Rows[Sequence]) -> Sampled:
         """Chooses a token for each row. May change the logits in place."""
+        if all(sequence.params.greedy and not needs_values(sequence) for sequence in sequences):
+            best, tokens = self._selection.largest(logits_LV)
+            return Sampled(_only_numbers(best, tokens))
+        return self._sample(logits_LV, sequences)
+
+    @torch.inference_mode()
+    def _sample(self, logits_LV: torch.Tensor, sequences: Rows[Sequence]) -> Sampled:
         for row, sequence in enumerate(sequences):
             if _is_adjusted(sequence):
                 adjust(logits_LV[row], sequence)
-        best, tokens_L = logits_LV.max(-1)
+        best, tokens = self._selection.largest(logits_LV)
         drawn = [row for row, sequence in enumerate(sequences) if not sequence.params.greedy]
         if drawn:
-            tokens_L = tokens_L.clone()
-            tokens_L[drawn] = draw(logits_LV[drawn], [sequences[row] for row in drawn])
-        sampled = Sampled(tokens_L.tolist())
-        for row, value in enumerate(best.tolist()):
-            if not math.isfinite(value):
-                sampled.tokens[row] = NO_TOKEN
+            chosen = draw(logits_LV, drawn, [sequences[row] for row in drawn], self._selection)
+            for row, token in zip(drawn, chosen, strict=True):
+                tokens[row] = token
+        sampled = Sampled(_only_numbers(best, tokens))
         for row, sequence in enumerate(sequences):
             if sequence.params.logprobs is not None and sampled.tokens[row] != NO_TOKEN:
                 sampled.logprobs[row] = token_logprobs(
                     logits_LV[row], sampled.tokens[row], sequence.params.logprobs
                 )
         return sampled
+
+
+def needs_values(sequence: Sequence) -> bool:
+    """Whether a greedy row needs more of its logits than the place of the largest."""
+    return sequence.params.logprobs is not None or _is_adjusted(sequence)
+
+
+def _only_numbers(best: list[float], tokens: list[int]) -> list[int]:
+    return [token if math.isfinite(value) else NO_TOKEN for value, token in zip(best, tokens, strict=True)]
 
 
 def adjust(logits_V: torch.Tensor, sequence: Sequence) -> None:
@@ -73,26 +101,27 @@ def adjust(logits_V: torch.Tensor, sequence: Sequence) -> None:
         logits_V[list(sequence.end_ids)] = -torch.inf
 
 
-def draw(logits_LV: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
-    """A token for each row, by temperature, truncation and seeded Gumbel noise; int64 [L]."""
-    device = logits_LV.device
-    temperatures = torch.tensor(
-        [max(s.params.temperature, MIN_TEMPERATURE) for s in sequences], dtype=torch.float32, device=device
-    )
-    scaled_LV = logits_LV / temperatures[:, None]
-    keys = [stream_key(s.params.seed or 0, len(s.tokens)) for s in sequences]
-    truncated = [_is_truncated(sequence) for sequence in sequences]
-    tokens_L = torch.empty(len(sequences), dtype=torch.int64, device=device)
-    ids_V = torch.arange(scaled_LV.shape[1], dtype=torch.int32, device=device)
-    for row in (row for row, is_cut in enumerate(truncated) if not is_cut):
-        # Row by row: the dozen passes over one row stay in the cache.
-        tokens_L[row] = gumbel([keys[row]], ids_V)[0].add_(scaled_LV[row]).argmax()
-    cut = [row for row, is_cut in enumerate(truncated) if is_cut]
+def draw(
+    logits_LV: torch.Tensor, rows: list[int], sequences: Rows[Sequence], selection: Selection
+) -> list[int]:
+    """A token for each of `rows`, by temperature, truncation and seeded Gumbel noise."""
+    temperatures = [max(s.params.temperature, MIN_TEMPERATURE) for s in sequences]
+    draws = [
+        Draw(row, temperature, s.params, stream_key(s.params.seed or 0, len(s.tokens)))
+        for row, temperature, s in zip(rows, temperatures, sequences, strict=True)
+    ]
+    tokens: dict[int, int] = {}
+    whole = [one for one in draws if not _is_truncated(one.params)]
+    if whole:
+        ids_V = torch.arange(logits_LV.shape[1], dtype=torch.int32, device=logits_LV.device)
+        for one in whole:
+            # Row by row: the dozen passes over one row stay in the cache.
+            scaled_V = logits_LV[one.row] / one.temperature
+            tokens[one.row] = int(gumbel([one.key], ids_V)[0].add_(scaled_V).argmax())
+    cut = [one for one in draws if _is_truncated(one.params)]
     if cut:
-        tokens_L[cut] = _draw_truncated(
-            scaled_LV[cut], [sequences[row] for row in cut], [keys[row] for row in cut]
-        )
-    return tokens_L
+        tokens.update(_draw_truncated(logits_LV, cut, selection))
+    return [tokens[row] for row in rows]
 
 
 def token_logprobs(logits_V: torch.Tensor, token: int, num_top: int) -> TokenLogprobs:
@@ -106,52 +135,44 @@ def token_logprobs(logits_V: torch.Tensor, token: int, num_top: int) -> TokenLog
     return TokenLogprobs(token, mine, rank, list(zip(ids.tolist(), values.tolist(), strict=True)))
 
 
-def _draw_truncated(
-    scaled_LV: torch.Tensor, sequences: Rows[Sequence], keys: list[tuple[int, int]]
-) -> torch.Tensor:
-    vocabulary = scaled_LV.shape[1]
-    params = [sequence.params for sequence in sequences]
-    few = min(NUM_CANDIDATES, vocabulary)
-    enough = torch.tensor([p.top_k <= few for p in params])
-    values_LC, ids_LC = scaled_LV.topk(few, -1)
-    chosen, reached = _choose(scaled_LV, values_LC, ids_LC, sequences, keys)
-    again = [row for row, ok in enumerate((enough & reached.cpu()).tolist()) if not ok]
-    if again and few < vocabulary:
-        rows = scaled_LV[again]
-        values, ids = rows.sort(-1, descending=True)
-        chosen[again], _ = _choose(
-            rows, values, ids, [sequences[row] for row in again], [keys[row] for row in again]
-        )
-    return chosen
+def _draw_truncated(logits_LV: torch.Tensor, draws: list[Draw], selection: Selection) -> dict[int, int]:
+    few = min(NUM_CANDIDATES, logits_LV.shape[1])
+    chosen, reached = _choose(logits_LV, draws, selection, few)
+    tokens = {one.row: token for one, token in zip(draws, chosen, strict=True)}
+    again = [one for one, ok in zip(draws, reached, strict=True) if not (ok and one.params.top_k <= few)]
+    if again and few < logits_LV.shape[1]:
+        chosen, _ = _choose(logits_LV, again, selection, logits_LV.shape[1])
+        tokens |= {one.row: token for one, token in zip(again, chosen, strict=True)}
+    return tokens
 
 
 def _choose(
-    scaled_LV: torch.Tensor,
-    values_LC: torch.Tensor,
-    ids_LC: torch.Tensor,
-    sequences: Rows[Sequence],
-    keys: list[tuple[int, int]],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws among sorted candidates; also whether each row's candidates cover its truncated distribution."""
-    device = values_LC.device
-    params = [sequence.params for sequence in sequences]
-    num = values_LC.shape[1]
-    top_k = torch.tensor([p.top_k or scaled_LV.shape[1] for p in params], device=device)
-    top_p = torch.tensor([p.top_p for p in params], device=device)
-    min_p = torch.tensor([p.min_p for p in params], device=device)
+    logits_LV: torch.Tensor, draws: list[Draw], selection: Selection, num: int
+) -> tuple[list[int], list[bool]]:
+    """Draws among the first `num`; also whether they cover each row's truncated distribution."""
+    device, vocabulary = logits_LV.device, logits_LV.shape[1]
+    rows, temperatures = [one.row for one in draws], [one.temperature for one in draws]
+    values_LC, ids_LC = selection.first(logits_LV, rows, temperatures, num)
+    top_k = torch.tensor([one.params.top_k or vocabulary for one in draws], device=device)
+    top_p = torch.tensor([one.params.top_p for one in draws], device=device)
+    min_p = torch.tensor([one.params.min_p for one in draws], device=device)
     kept = torch.arange(num, device=device) < top_k[:, None]
     # Top-p counts probabilities among the top-k, as if renormalised. By log_softmax, because logsumexp splits
     # a long single row among threads: its bits would tell whether the row was alone.
-    among = values_LC.masked_fill(~kept, -torch.inf).log_softmax(-1)
-    overall = scaled_LV.log_softmax(-1).gather(1, ids_LC)
-    shares = torch.where((top_k < scaled_LV.shape[1])[:, None], among, overall).exp()
+    shares = values_LC.masked_fill(~kept, -torch.inf).log_softmax(-1)
+    without_k = [n for n, one in enumerate(draws) if not 0 < one.params.top_k < vocabulary]
+    if without_k:
+        by = torch.tensor([temperatures[n] for n in without_k], device=device)
+        scaled = logits_LV[[rows[n] for n in without_k]] / by[:, None]
+        shares[without_k] = scaled.log_softmax(-1).gather(1, ids_LC[without_k])
+    shares = shares.exp_()
     before = shares.cumsum(-1) - shares
     kept &= (before < top_p[:, None]) & (shares >= min_p[:, None] * shares[:, :1])
     kept[:, 0] = True
     # Covered if something was cut off before the end of the candidates: everything after it is cut off too.
-    reached = ~kept[:, -1] | torch.tensor(num == scaled_LV.shape[1], device=device)
-    noisy = values_LC.masked_fill(~kept, -torch.inf) + gumbel(keys, ids_LC)
-    return ids_LC.gather(1, noisy.argmax(-1, keepdim=True)).squeeze(1), reached
+    reached = [num == vocabulary or not last for last in kept[:, -1].tolist()]
+    noisy = values_LC.masked_fill_(~kept, -torch.inf) + gumbel([one.key for one in draws], ids_LC)
+    return ids_LC.gather(1, noisy.argmax(-1, keepdim=True)).squeeze(1).tolist(), reached
 
 
 def _penalise(logits_V: torch.Tensor, sequence: Sequence) -> None:
@@ -174,6 +195,5 @@ def _is_adjusted(sequence: Sequence) -> bool:
     return sequence.output_counts is not None or bool(params.logit_bias) or below_minimum
 
 
-def _is_truncated(sequence: Sequence) -> bool:
-    params = sequence.params
+def _is_truncated(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0

@@ -38,8 +38,10 @@ from firstlight.models.registry import find
 from firstlight.ops.collectives import Group
 from firstlight.ops.contract import AttentionShape, Backend, MatrixKind
 from firstlight.ops.cpu.native_backend import NativeBackend
+from firstlight.ops.cpu.native_selection import NativeSelection
 from firstlight.ops.cpu.pick import pick_cpu_kernels
 from firstlight.ops.reference import ReferenceBackend
+from firstlight.ops.selection import Selection, TorchSelection
 
 REPORT_BUG = "This is a bug in the engine; run again with --debug and report what it prints."
 
@@ -61,11 +63,13 @@ class Started:
     num_pages: int
     checkpoint: Checkpoint
     report: dict[str, Any]
+    selection: Selection
 
     def core(self, execute: Execute, recorder: Recorder | None = None) -> EngineCore:
         """The engine of rank 0 over `execute`, which runs a plan on all ranks."""
         end_ids = self.checkpoint.description.eos_token_ids
-        return EngineCore(Scheduler(self.section, self.num_pages, end_ids), execute, recorder)
+        scheduler = Scheduler(self.section, self.num_pages, end_ids)
+        return EngineCore(scheduler, execute, recorder, self.selection)
 
 
 def start(
@@ -76,7 +80,7 @@ def start(
     require_fit(checkpoint, section)
     report("device")
     num_threads = _set_threads(section, group)
-    ops = pick_backend(section, dtype, group, num_threads)
+    ops = pick_backend(section, dtype, group, num_threads, report)
     description = checkpoint.description
     report("build", 0, description.num_layers, "layers")
     declare = Declaration(ops, group, lambda done, total: report("build", done, total, "layers"))
@@ -89,10 +93,11 @@ def start(
     sizes = _agree(resolve_sizes(section, needs, available_bytes), group)
     loaded = _load(checkpoint, declare, report)
     pool = _make_pool(description.num_layers, sizes, shape, ops, report)
-    runner = _runner(decoder, ops, pool, sizes.section, shape)
+    runner = _runner(decoder, ops, pool, sizes.section, group)
     summary = _summary(checkpoint, ops, sizes, loaded)
     summary |= {"threads": num_threads, "start_s": round(time.monotonic() - started_s, 3)}
-    return Started(runner, sizes.section, sizes.num_pages, checkpoint, summary)
+    selection = NativeSelection(ops.pool) if isinstance(ops, NativeBackend) else TorchSelection()
+    return Started(runner, sizes.section, sizes.num_pages, checkpoint, summary, selection)
 
 
 def self_test(core: EngineCore) -> None:
@@ -111,14 +116,21 @@ def self_test(core: EngineCore) -> None:
     raise EngineError("the self-test gave no token in 4 steps", REPORT_BUG)
 
 
-def pick_backend(section: EngineSection, dtype: str, group: Group, num_threads: int) -> Backend:
+def pick_backend(
+    section: EngineSection, dtype: str, group: Group, num_threads: int, report: Report
+) -> Backend:
     """The operators for a device and a `--dtype`, with the reason."""
     if dtype not in ("auto", "float32"):
         raise UnsupportedError(f"--dtype {dtype} is not supported", "Use auto or float32.")
     if section.device == "cpu":
         if dtype == "float32":
             return ReferenceBackend("--dtype float32: the reference, which rounds nothing")
-        return pick_cpu_kernels(section.cpu_kernels, num_threads, group.rank)
+        return pick_cpu_kernels(
+            section.cpu_kernels,
+            num_threads,
+            group,
+            lambda done, total: report("compile", done, total, "files", "our own CPU kernels, once"),
+        )
     if section.device == "cuda":
         from firstlight.ops.cuda.backend import CudaBackend
 
@@ -178,14 +190,17 @@ def _make_pool(num_layers: int, sizes: Sizes, shape: AttentionShape, ops: Backen
 
 
 def _runner(
-    decoder: Decoder, ops: Backend, pool: KVPool, section: EngineSection, shape: AttentionShape
+    decoder: Decoder, ops: Backend, pool: KVPool, section: EngineSection, group: Group
 ) -> ModelRunner:
+    shape = attention_shape(decoder.description, group.rank, group.size)
     max_pages = -(-section.max_model_len // section.page_size_tokens)
     tables = PageTables(section.max_num_seqs, max_pages, section.page_size_tokens)
     turns = turn_table(decoder.description, section.max_model_len, ops.device)
-    replay: Replay
-    if isinstance(ops, NativeBackend) and section.tensor_parallel == 1:
+    replay: Replay | RecordedReplay
+    if isinstance(ops, NativeBackend):
+        torch.set_num_threads(1)  # what is left to PyTorch is small, and its threads would meet ours
         replay = RecordedReplay(decoder, ops, shape, pool, section.max_batched_tokens)
+        replay.watched_by(group.recorder)
     elif ops.device.type == "cuda":
         replay = CudaGraphReplay(decoder, record_graph)
     else:

@@ -70,9 +70,10 @@ class Decoder:
         return self._head(self._ops.rms_norm(wanted_LH, self._norm.values, self.description.norm_eps))
 
     def record(self, tape: Tape) -> None:
-        """Takes down `__call__` on a tape; only for a single rank, since a tape knows no collectives."""
+        """Takes down `__call__` on a tape."""
         self._embedding.record(tape)
-        for block in self._blocks:
+        for layer, block in enumerate(self._blocks):
+            tape.enter(layer)
             block.record(tape)
         normed = tape.norm(self._norm.values, self.description.norm_eps, of_logit_rows=True)
         self._head.record(tape, normed)

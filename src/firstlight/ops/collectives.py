@@ -39,7 +39,7 @@ class Group:
         self.size = size
         self.deadline_s = deadline_s
         self._device = device  # where the backend wants its tensors
-        self._recorder = recorder or NoBox()
+        self.recorder = recorder or NoBox()
         self._name_numbers: dict[str, int] = {}
         self.num_entered = 0
 
@@ -77,8 +77,8 @@ class Group:
     def _run(self, name: str, call: Callable[[], object]) -> None:
         number = self.num_entered = self.num_entered + 1
         if name not in self._name_numbers:
-            self._name_numbers[name] = self._recorder.name(name)
-        self._recorder.enter_collective(self._name_numbers[name], number)
+            self._name_numbers[name] = self.recorder.name(name)
+        self.recorder.enter_collective(self._name_numbers[name], number)
         started_s = time.monotonic()
         try:
             call()
@@ -95,7 +95,7 @@ class Group:
                 f"rank {self.rank}: collective {name!r} number {number} {how}.",
                 "Another rank died or stopped; look at its log in the run directory.",
             ) from error
-        self._recorder.leave_collective(self._name_numbers[name], number)
+        self.recorder.leave_collective(self._name_numbers[name], number)
 
 
 def join(

@@ -142,12 +142,19 @@ class Backend(Protocol):
         ...
 
 
+Collective = Callable[[torch.Tensor], torch.Tensor]
+
+
 class Tape(Protocol):
     """Takes down the operators of a forward pass once, so that a backend can replay them without Python.
 
     A model's layers record themselves in the order in which they run. What an operator gives is handed on as
     an opaque value. `weights`: operators that `Backend.linear` made, side by side over one input.
     """
+
+    def enter(self, layer: int) -> None:
+        """What follows belongs to this layer: the black box will say so."""
+        ...
 
     def embed(self, weight: Any, look_up: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Sets the residual stream: from the rows of `weight`, or else by `look_up` before each replay."""
@@ -161,12 +168,14 @@ class Tape(Protocol):
         """x W^T + b into a buffer [.., O] that every layer shares under this name."""
         ...
 
-    def add_product(self, weights: Sequence[Any], x: Any, bias: torch.Tensor | None) -> None:
-        """Adds x W^T + b to the residual stream."""
+    def add_product(
+        self, weights: Sequence[Any], x: Any, bias: torch.Tensor | None, reduce: Collective | None
+    ) -> None:
+        """Adds x W^T + b to the residual stream; `reduce` sums x W^T over several ranks."""
         ...
 
-    def logits(self, weights: Sequence[Any], x: Any) -> None:
-        """The output head."""
+    def logits(self, weights: Sequence[Any], x: Any, gather: Collective | None) -> None:
+        """The output head; `gather` joins the ranks' shares, where there are several."""
         ...
 
     def gated_silu(self, gate_up: torch.Tensor) -> Any:

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from firstlight.base.blackbox.layout import Counter
+from firstlight.base.blackbox.reader import Place, read_box
+from firstlight.base.blackbox.recorder import NoBox
+from firstlight.base.blackbox.writer import BlackBox, create_box
 from firstlight.engine.replay import EagerReplay, RecordedReplay
 from firstlight.facts.description import ModelDescription
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
@@ -66,3 +70,24 @@ def test_batched_equals_single(harness: Harness) -> None:
     for item in items:
         harness.fresh()
         assert harness.run([item])[item.request_id].same_bits(together[item.request_id])
+
+
+def test_the_black_box_is_written_by_the_step(tmp_path: Path, harness: Harness) -> None:
+    create_box(tmp_path / "box", role="rank", rank=0, run_id="run")
+    box = BlackBox(tmp_path / "box")
+    runner = harness.started.runner
+    replay = runner._replay
+    assert isinstance(replay, RecordedReplay)
+    replay.watched_by(box)
+    harness.last_logits_of(TOKENS)
+    now = read_box(tmp_path / "box")
+    assert (now.step, now.operator) == (1, Place("", 0))
+    assert replay._tape is not None
+    places = []
+    for op in replay._tape._parts[0].ops:  # what the library stores when it comes to them
+        box.set(Counter.OPERATOR, op.label)
+        places.append(read_box(tmp_path / "box", with_events=False).operator)
+    assert [Place("norm", 1), Place("product of normed", 1)] in [places[:2], places[1:3]]
+    assert Place("attention", 2) in places
+    assert places[-1] == Place("product of normed", 0)
+    replay.watched_by(NoBox())

@@ -53,6 +53,7 @@ class Counter(enum.IntEnum):
     RUNNING = 7  # sequences
     WAITING = 8
     PAGES_USED = 9
+    OPERATOR = 10  # the operator in a recorded step: a name's number, and the layer from one on; 0: in none
 
 
 NUM_COUNTERS = 32

@@ -81,6 +81,13 @@ class Collective(msgspec.Struct, frozen=True):
     number: int
 
 
+class Place(msgspec.Struct, frozen=True):
+    """The operator that a recorded step is in, and its layer from one on (0: none); no name: in none."""
+
+    name: str
+    layer: int
+
+
 class EventRecord(msgspec.Struct, frozen=True):
     """One event of a ring. `number` counts the events of that ring from one."""
 
@@ -110,6 +117,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
     left: Collective
     events: tuple[EventRecord, ...]
     notes: tuple[str, ...]
+    operator: Place = Place("", 0)
 
     @property
     def phase(self) -> PhaseRecord | None:
@@ -175,8 +183,9 @@ class _Reading:
             running=words[counter_word(Counter.RUNNING)],
             waiting=words[counter_word(Counter.WAITING)],
             pages_used=words[counter_word(Counter.PAGES_USED)],
-            entered=self._collective(Counter.ENTERED),
-            left=self._collective(Counter.LEFT),
+            entered=Collective(*self._named(Counter.ENTERED)),
+            left=Collective(*self._named(Counter.LEFT)),
+            operator=Place(*self._named(Counter.OPERATOR)),
             events=events,
             notes=tuple(self._notes),
         )
@@ -209,9 +218,9 @@ class _Reading:
             time.sleep(_PAUSE_S)
         return Odometer()
 
-    def _collective(self, counter: Counter) -> Collective:
+    def _named(self, counter: Counter) -> tuple[str, int]:
         word = self._words[counter_word(counter)]
-        return Collective(self._name(word >> NUMBER_BITS), word & (1 << NUMBER_BITS) - 1)
+        return (self._name(word >> NUMBER_BITS), word & (1 << NUMBER_BITS) - 1)
 
     def _events(self) -> Iterator[EventRecord]:
         for ring in range(NUM_RINGS):

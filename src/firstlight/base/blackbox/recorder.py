@@ -34,6 +34,8 @@ class Recorder(Protocol):
 
     def ring(self, name: str) -> EventRing: ...
 
+    def place(self, counter: Counter) -> int: ...
+
 
 class NoBox:
     """Records nothing."""
@@ -58,6 +60,9 @@ class NoBox:
 
     def ring(self, name: str) -> EventRing:
         return NoRing()
+
+    def place(self, counter: Counter) -> int:
+        return 0
 
 
 class NoRing:

@@ -157,9 +157,11 @@ class BlackBox:
         self._words[word] = self.name(name)
         return Ring(self._memory, self._words, ring_offset(index) + RING_HEADER_BYTES)
 
-    def address(self, counter: Counter) -> int:
-        """Byte offset of a counter in the file, for C code that maps it too."""
-        return counter_word(counter) * WORD
+    def place(self, counter: Counter) -> int:
+        """Address of a counter in this process, for C code that writes it; good until the box is closed."""
+        import ctypes  # here, because a child's first import should be a small one
+
+        return ctypes.addressof(ctypes.c_uint64.from_buffer(self._memory, counter_word(counter) * WORD))
 
     def close(self) -> None:
         """Unmap; the file stays. Rings of this box must not be used any more."""

@@ -7,6 +7,7 @@ Shapes: T tokens, H hidden, N query heads and K KV heads of this rank, D head si
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,9 +81,10 @@ class Attention:
         return out if self._out_bias is None else out + self._out_bias.values
 
     def record(self, tape: Tape, x: Any) -> None:
-        """Takes down `__call__` with the addition to the residual stream; only for a single rank."""
+        """Takes down `__call__` with the addition to the residual stream."""
         qkv = tape.product(self._qkv.operators, x, self._qkv.bias, "qkv")
         norms = tuple(norm.values if norm is not None else None for norm in (self._q_norm, self._k_norm))
         attended = tape.attend(qkv, self._layer, norms, self._eps)
         bias = self._out_bias.values if self._out_bias is not None else None
-        tape.add_product(self._out.operators, attended, bias)
+        reduce = partial(self._group.all_reduce, self._name) if self._group.size > 1 else None
+        tape.add_product(self._out.operators, attended, bias, reduce)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +45,8 @@ class GatedMlp:
         return out if self._down_bias is None else out + self._down_bias.values
 
     def record(self, tape: Tape, x: Any) -> None:
-        """Takes down `__call__` with the addition to the residual stream; only for a single rank."""
+        """Takes down `__call__` with the addition to the residual stream."""
         gate_up = tape.product(self._gate_up.operators, x, self._gate_up.bias, "gate_up")
         bias = self._down_bias.values if self._down_bias is not None else None
-        tape.add_product(self._down.operators, tape.gated_silu(gate_up), bias)
+        reduce = partial(self._group.all_reduce, self._name) if self._group.size > 1 else None
+        tape.add_product(self._down.operators, tape.gated_silu(gate_up), bias, reduce)

@@ -34,11 +34,14 @@ class Head:
 
     def __call__(self, hidden_LH: torch.Tensor) -> torch.Tensor:
         logits = self.linear(hidden_LH).float()
-        return self._group.gather_columns("logits", logits, self._widths)
+        return self._gather(logits)
 
     def record(self, tape: Tape, x: Any) -> None:
-        """Takes down `__call__`; only for a single rank."""
-        tape.logits(self.linear.operators, x)
+        """Takes down `__call__`."""
+        tape.logits(self.linear.operators, x, self._gather if self._group.size > 1 else None)
+
+    def _gather(self, logits: torch.Tensor) -> torch.Tensor:
+        return self._group.gather_columns("logits", logits, self._widths)
 
     def take_tied(self, weight: Weight) -> bool:
         """Lays out this rank's share of the embedding; True if the layout can hand out all its rows."""

@@ -13,7 +13,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 SOURCES = Path(__file__).with_name("native")
@@ -50,8 +51,13 @@ def library_name() -> str:
     return f"libfirstlight-{digest.hexdigest()[:16]}.so"
 
 
-def compile_library(target: Path, extra_flags: tuple[str, ...] = ()) -> None:
-    """Compiles and links into `target`, which appears whole or not at all. Raises `BuildError`."""
+def compile_library(
+    target: Path, extra_flags: tuple[str, ...] = (), on_done: Callable[[int, int], None] = lambda *_: None
+) -> None:
+    """Compiles and links into `target`, which appears whole or not at all. Raises `BuildError`.
+
+    `on_done(done, total)` hears of every file that the compiler has made.
+    """
     compiler = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
         raise BuildError("no C++ compiler (g++ or clang++) was found")
@@ -61,14 +67,18 @@ def compile_library(target: Path, extra_flags: tuple[str, ...] = ()) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
-            _compile(compiler, variants, Path(folder), extra_flags)
+            _compile(compiler, variants, Path(folder), extra_flags, on_done)
             os.replace(Path(folder) / "library.so", target)
     except OSError as error:
         raise BuildError(f"it cannot be written to {target.parent}: {error.strerror}") from error
 
 
 def _compile(
-    compiler: str, variants: dict[str, tuple[str, ...]], folder: Path, extra_flags: tuple[str, ...]
+    compiler: str,
+    variants: dict[str, tuple[str, ...]],
+    folder: Path,
+    extra_flags: tuple[str, ...],
+    on_done: Callable[[int, int], None],
 ) -> None:
     jobs = {"pool": ["-c", str(SOURCES / "pool.cpp")]}
     for name, flags in variants.items():
@@ -78,9 +88,14 @@ def _compile(
         for name, arguments in jobs.items()
     ]
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
-        list(pool.map(_run, commands))
+        running = [pool.submit(_run, command) for command in commands]
+        on_done(0, len(commands) + 1)
+        for done, future in enumerate(as_completed(running), 1):
+            future.result()
+            on_done(done, len(commands) + 1)
     objects = [str(folder / f"{name}.o") for name in jobs]
     _run([compiler, *FLAGS, *extra_flags, "-shared", *objects, "-o", str(folder / "library.so")])
+    on_done(len(commands) + 1, len(commands) + 1)
 
 
 def _run(command: list[str]) -> None:

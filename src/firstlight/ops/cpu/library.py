@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
 
 from firstlight.base.environment import cache_directory
 from firstlight.base.errors import ResourceError
-from firstlight.ops.cpu.build import SOURCES, BuildError, compile_library, library_name
+from firstlight.ops.cpu.build import COMPILE_LIMIT_S, SOURCES, BuildError, compile_library, library_name
 
-EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY = range(10)
+EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY, TOP = range(11)
 ADD_TO_OUTPUT, LOGIT_ROWS = 1, 2
 # AVX-512 (4) is compiled too, and will be taken once its tests have run on such a processor.
 INSTRUCTION_SETS = {2: "AVX2", 1: "portable"}
 GROUP = 32
 # Looks at a barrier before a thread sleeps: some tens of microseconds.
 NUM_LOOKS = 4000
+OnCompile = Callable[[int, int], None]
 
 
 class Op(ctypes.Structure):
@@ -38,6 +41,7 @@ class Op(ctypes.Structure):
         ("n", ctypes.c_int64 * 8),
         ("f", ctypes.c_float * 2),
         ("p", ctypes.c_void_p * 8),
+        ("label", ctypes.c_uint64),
     )
 
 
@@ -105,15 +109,22 @@ class Pool:
         ):
             raise ResourceError("memory for the operators' threads is exhausted", "Use fewer --threads.")
 
+    def watch(self, place: int) -> None:
+        """From now on the 8-byte word at this address has the label of the operator that runs; 0 for none."""
+        self.library.fl_watch(self.handle, place)
 
-def open_library() -> ctypes.CDLL:
-    """The library that belongs to the sources; compiled if it is nowhere. Raises `MissingLibraryError`."""
+
+def open_library(on_compile: OnCompile = lambda done, total: None) -> ctypes.CDLL:
+    """The library that belongs to the sources; compiled if it is nowhere. Raises `MissingLibraryError`.
+
+    `on_compile(done, total)` hears how many files are compiled, once or more if any are.
+    """
     name = library_name()
     packaged = SOURCES / name
     path = packaged if packaged.exists() else cache_directory() / "native" / name
     try:
         if not path.exists():
-            _compile_once(path)
+            _compile_once(path, on_compile)
         return load(path)
     except (BuildError, OSError) as error:
         raise MissingLibraryError(str(error)) from error
@@ -124,6 +135,7 @@ def load(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.fl_pool.restype = ctypes.c_void_p
     library.fl_pool.argtypes = (ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+    library.fl_watch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     library.fl_end_pool.argtypes = (ctypes.c_void_p,)
     library.fl_run.argtypes = (
         ctypes.c_void_p,
@@ -161,10 +173,23 @@ def address(values: torch.Tensor | np.ndarray | None) -> int | None:
     return values.data_ptr() if isinstance(values, torch.Tensor) else values.ctypes.data
 
 
-def _compile_once(path: Path) -> None:
+def _compile_once(path: Path, on_compile: OnCompile) -> None:
     """Of several processes that start together, one compiles and the others wait for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    on_compile(0, 0)
     with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _wait_for(lock, time.monotonic() + COMPILE_LIMIT_S)
         if not path.exists():
-            compile_library(path)
+            compile_library(path, on_done=on_compile)
+
+
+def _wait_for(lock: IO[str], until_s: float) -> None:
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > until_s:
+                raise BuildError(f"another process has been compiling for {COMPILE_LIMIT_S:.0f} s") from error
+            time.sleep(0.1)
+        else:
+            return

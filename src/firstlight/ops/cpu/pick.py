@@ -1,31 +1,56 @@
 """Which CPU operators a rank uses: our own where the library loads, PyTorch's otherwise, with the reason.
 
-Called once by `engine.startup`. Invariant: a machine without a compiler serves the same models, only slower,
-and the start-up report says so.
+Called once by `engine.startup`. Invariants: a machine without a compiler serves the same models, only slower,
+and the start-up report says so; all ranks take the same operators.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Callable
 
+from firstlight.base.errors import ResourceError
+from firstlight.ops.collectives import Group
 from firstlight.ops.cpu.backend import CpuBackend
 from firstlight.ops.cpu.library import MissingLibraryError, open_library, open_pool
 from firstlight.ops.cpu.native_backend import NativeBackend
 
+REMEDY = "Install g++ 9 or newer (Debian: apt-get install g++) and start again."
 
-def pick_cpu_kernels(wanted: str, num_threads: int, rank: int) -> CpuBackend | NativeBackend:
-    """`wanted` is the setting cpu-kernels: "auto" or "stock"."""
+
+def pick_cpu_kernels(
+    wanted: str,
+    num_threads: int,
+    group: Group | None = None,
+    on_compile: Callable[[int, int], None] = lambda done, total: None,
+) -> CpuBackend | NativeBackend:
+    """`wanted` is the setting cpu-kernels: "auto", "native" or "stock". `on_compile`: see `open_library`.
+
+    Raises `ResourceError` where "native" is wanted and cannot be had.
+    """
+    group = group or Group()
     if wanted == "stock":
         return CpuBackend("--cpu-kernels stock: PyTorch's operators, chosen by measurement")
+    library: ctypes.CDLL | None = None
+    missing = "another rank has none"
     try:
-        library = open_library()
+        library = open_library(on_compile)
     except MissingLibraryError as error:
-        return CpuBackend(f"stock PyTorch operators, because our own kernels are not there: {error}")
-    return NativeBackend(open_pool(library, num_threads, places(num_threads, rank)))
+        missing = str(error)
+    if group.agree_on_least("cpu-kernels", library is not None) and library is not None:
+        return NativeBackend(open_pool(library, num_threads, places(num_threads, group.rank, group.size)))
+    if wanted == "native":
+        raise ResourceError(f"there is no library of our own CPU kernels: {missing}.", REMEDY)
+    return CpuBackend(f"PyTorch's operators, which are slower: no library of our own, {missing}. {REMEDY}")
 
 
-def places(num_threads: int, rank: int) -> list[int] | None:
-    """Processors of a rank's threads, each rank beside the other; None where they do not suffice."""
+def places(num_threads: int, rank: int, num_ranks: int) -> list[int] | None:
+    """Processors of a rank's threads, each rank beside the other; None unless the ranks take all there are.
+
+    Where some are left, another process may have its threads on the first ones, too.
+    """
     allowed = sorted(os.sched_getaffinity(0))
-    mine = allowed[rank * num_threads : (rank + 1) * num_threads]
-    return mine if len(mine) == num_threads else None
+    if num_threads * num_ranks != len(allowed):
+        return None
+    return allowed[rank * num_threads : (rank + 1) * num_threads]

@@ -1,7 +1,8 @@
-"""A forward pass taken down once, as a program of the native library that runs on any number of rows.
+"""A forward pass taken down once, as programs of the native library that run on any number of rows.
 
-The layers of a model record themselves on a `Tape` (see `contract.Tape`); `engine.replay` runs it. Invariant:
-every address in the program belongs to a tensor that the tape, the model or the KV pool keeps alive.
+The layers of a model record themselves on a `Tape` (see `contract.Tape`); `engine.replay` runs it: in one
+call for a single rank, and for several ranks in one call from each collective to the next. Invariant: every
+address in a program belongs to a tensor that the tape, the model or the KV pool keeps alive.
 
 Shapes: R most rows of a step, H hidden, V vocabulary.
 """
@@ -10,12 +11,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from firstlight.ops.contract import AttentionShape
+from firstlight.base.blackbox.layout import NUMBER_BITS
+from firstlight.ops.contract import AttentionShape, Collective
 from firstlight.ops.cpu.library import (
     ADD_TO_OUTPUT,
     LOGIT_ROWS,
@@ -43,8 +46,20 @@ class Activation:
     of_logit_rows: bool = False
 
 
+@dataclass
+class Part:
+    """Operators that one call runs, and what then waits for the other ranks, given the number of rows."""
+
+    ops: list[Op] = field(default_factory=list)
+    collective: Callable[[int], object] | None = None
+    program: ctypes.Array[Op] | None = None
+
+
 class NativeTape:
-    """See `contract.Tape`. Buffers are for `max_rows` rows and shared by all layers."""
+    """See `contract.Tape`. Buffers are for `max_rows` rows and shared by all layers.
+
+    `name` gives the number of a text in the black box.
+    """
 
     def __init__(
         self,
@@ -53,22 +68,28 @@ class NativeTape:
         pool: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
         max_rows: int,
         hidden: int,
+        name: Callable[[str], int],
     ) -> None:
         self.max_rows = max_rows
         self.residual = torch.zeros(max_rows, hidden)
         self._ops, self._shape = ops, shape
         self._keys, self._values = pool
-        self._program: list[Op] = []
+        self._parts = [Part()]
+        self._layer = 0
+        self._name = name
         self._floats: dict[str, torch.Tensor] = {}
         self._codes: dict[str, Codes] = {}
         self._embedding: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._head: Op | None = None
         self._logits = torch.empty(0, 0)
-        self._array: ctypes.Array[Op] | None = None
+        self._gather: Collective | None = None
+
+    def enter(self, layer: int) -> None:
+        self._layer = layer + 1
 
     def embed(self, weight: Any, look_up: Callable[[torch.Tensor], torch.Tensor]) -> None:
         if isinstance(weight, NativeLinear):
-            self._program.append(weight.embed_op(self.residual))
+            self._append(weight.embed_op(self.residual), "embedding")
         else:
             self._embedding = look_up
 
@@ -77,7 +98,8 @@ class NativeTape:
         flags = LOGIT_ROWS if of_logit_rows else 0
         op = Op(NORM, flags, n=(width, of_logit_rows), p=(address(self.residual), address(weight_H)))
         op.f[0] = eps
-        self._program.append(op)
+        self._layer = 0 if of_logit_rows else self._layer
+        self._append(op, "norm")
         return Activation(op, width, 2, 3, "normed", of_logit_rows)
 
     def product(
@@ -88,19 +110,33 @@ class NativeTape:
         self._multiply(weights, x, bias, out)
         return out
 
-    def add_product(self, weights: Sequence[Any], x: Activation, bias: torch.Tensor | None) -> None:
-        self._multiply(weights, x, bias, self.residual, ADD_TO_OUTPUT)
+    def add_product(
+        self, weights: Sequence[Any], x: Activation, bias: torch.Tensor | None, reduce: Collective | None
+    ) -> None:
+        if reduce is None:
+            self._multiply(weights, x, bias, self.residual, ADD_TO_OUTPUT)
+            return
+        share = self._room("share of a sum", self.residual.shape[1])
+        self._multiply(weights, x, None, share)
 
-    def logits(self, weights: Sequence[Any], x: Activation) -> None:
+        def collect(num_rows: int) -> None:
+            whole = reduce(share[:num_rows])
+            self.residual[:num_rows] += whole if bias is None else whole + bias
+
+        self._parts[-1].collective = collect
+        self._parts.append(Part())
+
+    def logits(self, weights: Sequence[Any], x: Activation, gather: Collective | None) -> None:
         (weight,) = weights
         self._logits = torch.empty(1, weight.shape[0])
         self._multiply(weights, x, None, self._logits)
-        self._head = self._program[-1]
+        self._head = self._parts[-1].ops[-1]
+        self._gather = gather
 
     def gated_silu(self, gate_up: torch.Tensor) -> Activation:
         width = gate_up.shape[1] // 2
         op = Op(SILU, n=(width,), p=(address(gate_up),))
-        self._program.append(op)
+        self._append(op, "gate")
         return Activation(op, width, 1, 2, "inner")
 
     def attend(
@@ -113,22 +149,41 @@ class NativeTape:
         turn.f[0] = eps
         op = attention_op(shape, qkv.shape[1])
         op.p[0], op.p[1], op.p[2] = address(qkv), keys, values
-        self._program += [turn, op]
+        self._append(turn, "rotary and KV write")
+        self._append(op, "attention")
         return Activation(op, shape.num_heads * shape.head_size, 3, 4, "attended")
 
-    def run(self, step: Step, tokens_T: torch.Tensor) -> torch.Tensor:
-        """Runs the program; logits [step.num_logits, V], which the next call overwrites."""
+    def run(self, step: Step, tokens_T: np.ndarray, counter: int = 0, number: int = 0) -> torch.Tensor:
+        """Runs the programs; logits [step.num_logits, V], which the next call may overwrite.
+
+        `counter` and `number` as in `Pool.run`.
+        """
+        num_rows, num_logits = step.num_rows, step.num_logits
         if self._embedding is not None:
-            self.residual[: len(tokens_T)] = self._embedding(tokens_T)
-        if step.num_logits > len(self._logits):
-            self._logits = torch.empty(step.num_logits, self._logits.shape[1])
-            self._array = None
-        if self._array is None:
-            assert self._head is not None, "the model recorded no head"
-            self._head.p[3] = address(self._logits)
-            self._array = (Op * len(self._program))(*self._program)
-        self._ops.pool.run(self._array, step)
-        return self._logits[: step.num_logits]
+            self.residual[:num_rows] = self._embedding(torch.from_numpy(tokens_T))
+        if num_logits > len(self._logits):
+            self._logits = torch.empty(num_logits, self._logits.shape[1])
+            self._parts[-1].program = None
+        for part in self._parts:
+            program = part.program or self._finish(part)
+            if part.collective is None:
+                self._ops.pool.run(program, step, counter, number)
+            else:
+                self._ops.pool.run(program, step)
+                part.collective(num_rows)
+        logits = self._logits[:num_logits]
+        return logits if self._gather is None else self._gather(logits)
+
+    def _finish(self, part: Part) -> ctypes.Array[Op]:
+        """Makes the array that the library reads, which has the addresses as they are now."""
+        assert self._head is not None, "the model recorded no head"
+        self._head.p[3] = address(self._logits)
+        part.program = (Op * len(part.ops))(*part.ops)
+        return part.program
+
+    def _append(self, op: Op, name: str) -> None:
+        op.label = self._name(name) << NUMBER_BITS | self._layer
+        self._parts[-1].ops.append(op)
 
     def _multiply(
         self,
@@ -148,7 +203,7 @@ class NativeTape:
             floats = None if weight.takes_codes else self._floats_of(x)
             op = weight.op(codes, floats, out[:, first:last], part)
             op.flags = flags | (LOGIT_ROWS if x.of_logit_rows else 0)
-            self._program.append(op)
+            self._append(op, f"product of {x.name}")
             first = last
 
     def _room(self, name: str, width: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 //
 // An operator falls into pieces, which the threads of the pool share out; see `Kernels`.
 #include "attention.h"
+#include "choose.h"
 #include "product.h"
 #include "program.h"
 #include "rows.h"
@@ -157,23 +158,6 @@ static void embed_row(const Op& op, int64_t token, float* out) {
     }
 }
 
-static void largest_of_row(const float* x, int64_t width, int64_t* where, float* value) {
-    int64_t best = 0;
-    f8 most = all(-__builtin_inff()), wrong = f8{};
-    int64_t i = 0;
-    for (; i + 8 <= width; i += 8) {
-        f8 v = load(x + i);
-        most = at_least(v, most);
-        wrong = v != v ? v : wrong;
-    }
-    float top = largest(most);
-    for (int k = 0; k < 8; k++) top = wrong[k] != wrong[k] ? wrong[k] : top;
-    for (; i < width; i++) top = x[i] > top || x[i] != x[i] ? x[i] : top;
-    while (best < width && !(x[best] == top || (top != top && x[best] != x[best]))) best++;
-    *where = best < width ? best : 0;
-    *value = top;
-}
-
 // --- dispatch ---
 
 static void turn_and_write(const Op& op, const Context& c, int64_t row) {
@@ -267,6 +251,12 @@ static void run_piece(const Op& op, const Context& c, int64_t piece) {
             return each_row(op, c, piece, [&](int64_t row) {
                 largest_of_row((const float*)op.p[0] + row * op.n[0], op.n[0], (int64_t*)op.p[1] + row,
                                (float*)op.p[2] + row);
+            });
+        case OP_TOP:
+            return each_row(op, c, piece, [&](int64_t row) {
+                int64_t num = op.n[1], from = op.flags & LOGIT_ROWS ? c.step->logit_rows[row] : row;
+                top_of_row((const float*)op.p[0] + from * op.n[0], op.n[0], ((const float*)op.p[1])[row], num,
+                           (uint64_t*)c.worker->scratch, (int64_t*)op.p[2] + row * num, (float*)op.p[3] + row * num);
             });
         case OP_READ: return measure_read(op, c, piece);
         case OP_MULTIPLY: return measure_multiply(op, piece);

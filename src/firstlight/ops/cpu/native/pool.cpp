@@ -15,6 +15,7 @@
 #include <new>
 
 #include "attention.h"
+#include "choose.h"
 #include "program.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -49,6 +50,7 @@ struct Pool {
     int64_t max_progress = 0;
     Rows* rows = nullptr;
     int64_t num_blocks = 0, max_blocks = 0;
+    uint64_t* place = nullptr;
 };
 
 struct Member {
@@ -101,7 +103,12 @@ void run_op(Pool& pool, const Op& op, const Context& context, Progress& progress
 
 void run_program(Pool& pool, int thread) {
     Context context = {pool.step, pool.rows, pool.num_blocks, &pool.workers[thread]};
-    for (int64_t i = 0; i < pool.num_ops; i++) run_op(pool, pool.ops[i], context, pool.progress[i]);
+    uint64_t* place = thread == 0 ? pool.place : nullptr;
+    for (int64_t i = 0; i < pool.num_ops; i++) {
+        if (place) __atomic_store_n(place, pool.ops[i].label, __ATOMIC_RELAXED);
+        run_op(pool, pool.ops[i], context, pool.progress[i]);
+    }
+    if (place) __atomic_store_n(place, 0, __ATOMIC_RELAXED);
 }
 
 // Between `enter` and `leave` the program stays as it is.
@@ -149,6 +156,7 @@ size_t scratch_bytes(const Op* ops, int64_t num_ops) {
     for (int64_t i = 0; i < num_ops; i++) {
         size_t bytes = 0;
         if (ops[i].kind == OP_ATTEND) bytes = attention_scratch_floats(heads_of(ops[i])) * 4;
+        if (ops[i].kind == OP_TOP) bytes = top_scratch_bytes(ops[i].n[1]);
         if (ops[i].kind == OP_NORM || ops[i].kind == OP_SILU) bytes = (size_t)ops[i].n[0] * 4;
         if (bytes > most) most = bytes;
     }
@@ -246,6 +254,9 @@ EXPORT void fl_end_pool(void* handle) {
     free(pool->rows);
     free(pool);
 }
+
+// From now on `place`, a word of the black box, has the label of the operator that a program is in; 0 in none.
+EXPORT void fl_watch(void* handle, uint64_t* place) { ((Pool*)handle)->place = place; }
 
 // Runs `num_ops` operators on a step. 0, or 1 if memory did not suffice (then nothing ran). `counter` may be a
 // word of the black box: `number` is stored there when the program is done.

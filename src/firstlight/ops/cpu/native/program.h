@@ -17,7 +17,8 @@ enum Kind : int32_t {
     OP_ATTEND = 6,
     OP_LARGEST = 7,
     OP_READ = 8,     // for measuring: reads memory and does nothing with it
-    OP_MULTIPLY = 9  // for measuring: integer products out of registers
+    OP_MULTIPLY = 9,  // for measuring: integer products out of registers
+    OP_TOP = 10       // the first so many of a row
 };
 
 // Weights lie in tiles of 8 outputs. Q formats: for each group of 32 inputs the codes, then 8 float16 scales
@@ -53,6 +54,7 @@ struct Op {
     int64_t n[8];
     float f[2];
     void* p[8];
+    uint64_t label;  // what the black box shows while the operator runs
 };
 
 struct Step {
