@@ -60,7 +60,8 @@ LIMIT = Hypothesis(
         vetoes=("all limits are far",),
         next_test="`cat /proc/PID/limits`; `ls /proc/PID/fd | wc -l`; `cat /sys/fs/cgroup/.../pids.max`.",
         remedies=same(
-            "raise it (`ulimit -n 65536`, `ulimit -u`, --pids-limit); OMP_NUM_THREADS lowers threads."
+            "raise it (`ulimit -n 65536`, `ulimit -u`, --pids-limit); OMP_NUM_THREADS lowers threads. "
+            "A thread's stack counts too where `ulimit -v` limits the address space."
         ),
         looks=(Look.LOGS, Look.EXITS),
     ),

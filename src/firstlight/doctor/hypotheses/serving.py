@@ -164,8 +164,14 @@ def _green(view: View) -> Judgement | None:
         text = f"{view.motion.serving.num_requests} requests wait, and no rank made a step between two looks"
         ids = view.motion.serving.evidence[:4]
         clues.append(Clue(text=text, evidence=ids, weight=Weight.STRONG, group="steps"))
+    spinning = view.motion.with_state(State.SPINNING)
+    why = tuple(
+        Clue(text=f"{describe.named(view, one.key)} spins, which is why", evidence=one.evidence)
+        for one in spinning[:1]
+    )
     return Judgement(
         supports=tuple(clues),
+        contradicts=why,
         subject=view.suspect.key if view.suspect else None,
         summary="it says that it is healthy, but does not serve: "
         f"{'; '.join(clue.text for clue in clues[-1:])}{_suspect(view)}.",
