@@ -39,11 +39,12 @@ _SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a setting has its value: shown by `firstlight env` and at start."""
+    """Why a setting has its value: shown by `firstlight env`, and at start if it `is_doubtful`."""
 
     name: str
     value: object
     why: str
+    is_doubtful: bool = False
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -174,6 +175,8 @@ def _checked(setting: Setting, value: Any, origin: str) -> Any:
         typed = parse_size(value) if setting.is_size else msgspec.convert(value, setting.type)
     except (msgspec.ValidationError, ValueError) as error:
         raise wrong(_expected(setting)) from error
+    if any(text == "" for text in (typed if isinstance(typed, list | tuple) else [typed])):
+        raise wrong("must not be empty")
     if setting.choices and typed not in setting.choices:
         raise wrong(f"must be one of {', '.join(setting.choices)}")
     if setting.minimum is not None and not typed >= setting.minimum:  # written so that NaN fails
@@ -218,11 +221,12 @@ def _with_threads(engine: EngineSection, cores: int) -> tuple[EngineSection, Rea
     ranks = engine.tensor_parallel
     if engine.threads:
         why = f"given; {ranks} rank(s) of {engine.threads} on {cores} core(s)"
-        if engine.threads * ranks > cores:
+        is_too_many = engine.threads * ranks > cores
+        if is_too_many:
             why += ": more threads than cores, which is slower than fewer"
-        return engine, Reason("threads", engine.threads, why)
+        return engine, Reason("threads", engine.threads, why, is_too_many)
     threads = max(1, cores // ranks)
     why = f"{cores} core(s) divided by {ranks} rank(s)"
     if ranks > cores:
         why += ": more ranks than cores, which is slower than fewer"
-    return msgspec.structs.replace(engine, threads=threads), Reason("threads", threads, why)
+    return msgspec.structs.replace(engine, threads=threads), Reason("threads", threads, why, ranks > cores)

@@ -89,7 +89,13 @@ MODEL_SETTINGS = (
 ENGINE_SETTINGS = (
     _engine("device", "device", "Where the model runs.", choices=("cpu", "cuda")),
     _engine("tensor-parallel", "tensor_parallel", "Ranks that share every layer.", minimum=1, maximum=64),
-    _engine("threads", "threads", "Threads of each rank. 0: the cores divided by the ranks.", minimum=0),
+    _engine(
+        "threads",
+        "threads",
+        "Threads of each rank. 0: the cores divided by the ranks.",
+        minimum=0,
+        maximum=256,
+    ),
     _engine(
         "cpu-kernels",
         "cpu_kernels",

@@ -144,6 +144,9 @@ class _Run:
             make_box_folder(directory.path)
             config = self._write_run(directory.path)
             self._console.opening(config, self._backend.describe())
+            for reason in self._order.resolved.reasons:
+                if reason.is_doubtful:
+                    self._console.say(f"warning: {reason.name} is {reason.value}: {reason.why}")
             state = self._follow(config)
             end = verdict(state)
             has_failed = end.failure is not None and end.failure.exit_code in FAILURE_CODES

@@ -143,3 +143,12 @@ def test_sizes(text: str | int, size: int) -> None:
 def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert parse_size(text) >= 0
+
+
+def test_more_threads_than_cores_is_doubtful_and_an_empty_text_an_error() -> None:
+    found = resolve([Given({"threads": 9}, "the flags")], cores=2)
+    assert [reason.name for reason in found.reasons if reason.is_doubtful] == ["threads"]
+    assert not any(reason.is_doubtful for reason in resolve([], cores=2).reasons)
+    for name in ("served-name", "host", "chat-template"):
+        with pytest.raises(UsageError, match="must not be empty"):
+            resolve([Given({name: ""}, "the flags")], cores=2)
