@@ -40,22 +40,14 @@ static void require(bool holds, const char* what) {
 static bool close_to(double got, double wanted, double size) { return fabs(got - wanted) <= 2e-5 * (size + 1e-3); }
 
 struct Coded {
-    std::vector<int8_t> codes;
-    std::vector<float> scales, scaled_sums;
-    std::vector<int32_t> sums;
-    std::vector<Outlier> outliers;
+    std::vector<Group> groups;
     Quantized view;
-    Coded(int64_t rows, int64_t width)
-        : codes((size_t)(rows * width)),
-          scales((size_t)(rows * width / GROUP)),
-          scaled_sums(scales.size()),
-          sums(scales.size()),
-          outliers(scales.size()),
-          view{codes.data(), scales.data(), scaled_sums.data(), sums.data(), outliers.data()} {}
+    Coded(int64_t rows, int64_t width) : groups((size_t)(rows * width / GROUP)), view{groups.data()} {}
+    const Group& of(size_t at) const { return groups[at / GROUP]; }
     double value(size_t at) const {
-        Outlier outlier = outliers[at / GROUP];
-        int code = (size_t)outlier.place == at % GROUP ? (int16_t)outlier.code : codes[at];
-        return code * (double)scales[at / GROUP];
+        const Group& group = of(at);
+        double code = (size_t)group.place == at % GROUP ? group.outlier : group.codes[at % GROUP];
+        return code * (double)group.scale;
     }
 };
 
@@ -162,7 +154,7 @@ static std::vector<float> product(void* pool, const Weight& w, const float* x, i
                 double value = x[r * w.inputs + i];
                 if (w.format <= Q8) {
                     size_t at = (size_t)(r * w.inputs + i);
-                    require(fabs(value - coded.value(at)) <= 0.51 * coded.scales[at / GROUP], "codes");
+                    require(fabs(value - coded.value(at)) <= 0.51 * coded.of(at).scale, "codes");
                     value = coded.value(at);
                 }
                 double term = w.exact[(size_t)(o * w.inputs + i)] * value;

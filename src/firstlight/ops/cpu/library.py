@@ -24,7 +24,7 @@ EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULT
 ADD_TO_OUTPUT, LOGIT_ROWS = 1, 2
 # AVX-512 (4) is compiled too, and will be taken once its tests have run on such a processor.
 INSTRUCTION_SETS = {2: "AVX2", 1: "portable"}
-GROUP = 32
+GROUP, GROUP_BYTES = 32, 64
 # Looks at a barrier before a thread sleeps: some tens of microseconds.
 NUM_LOOKS = 4000
 
@@ -56,26 +56,14 @@ class Step(ctypes.Structure):
     )
 
 
-class _Quantized(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("codes", "scales", "scaled_sums", "sums", "outliers")
-    )
-
-
 class Codes:
     """Room for `max_rows` rows of activations as 8-bit codes in groups of 32, the largest of each in 16."""
 
     def __init__(self, max_rows: int, width: int) -> None:
         assert width % GROUP == 0, "codes come in whole groups"
         self.width = width
-        groups = width // GROUP
-        self.codes = torch.empty(max_rows, width, dtype=torch.int8)
-        self.scales = torch.empty(max_rows, groups)
-        self.scaled_sums = torch.empty(max_rows, groups)
-        self.sums = torch.empty(max_rows, groups, dtype=torch.int32)
-        self.outliers = torch.empty(max_rows, groups, 2, dtype=torch.int32)
-        parts = (self.codes, self.scales, self.scaled_sums, self.sums, self.outliers)
-        self._struct = _Quantized(*(part.data_ptr() for part in parts))
+        self.groups = torch.empty(max_rows, width // GROUP, GROUP_BYTES, dtype=torch.uint8)
+        self._struct = ctypes.c_void_p(self.groups.data_ptr())
         self.address = ctypes.addressof(self._struct)
 
 
