@@ -20,10 +20,11 @@ from firstlight.base.environment import cache_directory
 from firstlight.base.errors import ResourceError
 from firstlight.ops.cpu.build import SOURCES, BuildError, compile_library, library_name
 
+EXPERTS = 11
 EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY = range(10)
 ADD_TO_OUTPUT, LOGIT_ROWS = 1, 2
-# AVX-512 (4) is compiled too, and will be taken once its tests have run on such a processor.
-INSTRUCTION_SETS = {2: "AVX2", 1: "portable"}
+INSTRUCTION_SETS = {4: "AVX-512", 2: "AVX2", 1: "portable"}
+PORTABLE = 1
 GROUP, GROUP_BYTES = 32, 64
 # Looks at a barrier before a thread sleeps: some tens of microseconds.
 NUM_LOOKS = 4000
@@ -131,7 +132,7 @@ def open_pool(
 
     The caller itself stays free, because the threads that it makes later would inherit its place. The threads
     end with the pool.
-    `instruction_set` 0 takes the best that this processor has.
+    `instruction_set` 0 takes the best that this processor has, unchecked; see `check.confirmed_set`.
     """
     best = instruction_set or max(s for s in INSTRUCTION_SETS if library.fl_instruction_sets() & s)
     pinned = None if cpus is None else (ctypes.c_int32 * num_threads)(*cpus)

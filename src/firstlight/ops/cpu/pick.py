@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from firstlight.ops.cpu.backend import CpuBackend
+from firstlight.ops.cpu.check import confirmed_set
 from firstlight.ops.cpu.library import MissingLibraryError, open_library, open_pool
 from firstlight.ops.cpu.native_backend import NativeBackend
 
@@ -21,7 +22,9 @@ def pick_cpu_kernels(wanted: str, num_threads: int, rank: int) -> CpuBackend | N
         library = open_library()
     except MissingLibraryError as error:
         return CpuBackend(f"stock PyTorch operators, because our own kernels are not there: {error}")
-    return NativeBackend(open_pool(library, num_threads, places(num_threads, rank)))
+    instruction_set, note = confirmed_set(library)
+    pool = open_pool(library, num_threads, places(num_threads, rank), instruction_set)
+    return NativeBackend(pool, note)
 
 
 def places(num_threads: int, rank: int) -> list[int] | None:

@@ -96,6 +96,7 @@ static int64_t num_pieces(const Op& op, const Context& c) {
             Pieces p = pieces_of(op, num_rows(op, c), c.worker->num_threads);
             return p.across * p.down;
         }
+        case OP_EXPERTS: return num_expert_pieces(op, c.worker->num_threads);
         case OP_ATTEND: return c.num_blocks * op.n[1];
         case OP_READ:
         case OP_MULTIPLY: return c.worker->num_threads;
@@ -122,6 +123,7 @@ static void run_piece(const Op& op, const Context& c, int64_t piece) {
                 quantize_row((const float*)op.p[0] + row * op.n[0], row, op.n[0], *(const Quantized*)op.p[1]);
             });
         case OP_LINEAR: return linear(op, num_rows(op, c), c.worker->num_threads, piece);
+        case OP_EXPERTS: return multiply_expert(op, c.worker->num_threads, piece);
         case OP_SILU:
             return each_row(op, c, piece, [&](int64_t row) {
                 int64_t width = op.n[0];

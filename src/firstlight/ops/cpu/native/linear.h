@@ -34,6 +34,8 @@ static inline void put(const Op& op, int64_t row, int64_t tile, f8 sums) {
     }
 }
 
+constexpr int tiles_at_once(int32_t format) { return is_coded(format) && format != Q6_NESTED ? MAX_TILES : 1; }
+
 template <int32_t FORMAT, int R, int T>
 static void rows_of_tiles(const Op& op, const uint8_t* weights, int64_t tile, int64_t row) {
     int64_t num_inputs = op.n[2];
@@ -51,7 +53,9 @@ static void rows_of_tiles(const Op& op, const uint8_t* weights, int64_t tile, in
 
 template <int32_t FORMAT, int T>
 static void all_rows_of_tiles(const Product& product, int64_t tile, int64_t row, int64_t end_row) {
-    constexpr int MOST = is_coded(FORMAT) ? MAX_ROWS : 2;
+    // The last tile of an odd number is rare: no code of its own for many rows.
+    constexpr bool is_main = T == tiles_at_once(FORMAT);
+    constexpr int MOST = is_main && is_coded(FORMAT) ? MAX_ROWS : MAX_ROWS < 2 ? 1 : 2;
     const Op& op = product.op;
     const uint8_t* weights = product.weights + tile * tile_bytes_of(FORMAT, op.n[2]);
     for (; row + MOST <= end_row; row += MOST) rows_of_tiles<FORMAT, MOST, T>(op, weights, tile, row);
@@ -71,11 +75,12 @@ static void all_rows_of_tiles(const Product& product, int64_t tile, int64_t row,
 
 template <int32_t FORMAT>
 static void multiply(const Product& product, int64_t first, int64_t end) {
-    constexpr int T = is_coded(FORMAT) ? 2 : 1;
+    constexpr int T = tiles_at_once(FORMAT);
     for (int64_t row = product.first_row; row < product.end_row; row += BLOCK_ROWS) {
         int64_t end_row = row + BLOCK_ROWS < product.end_row ? row + BLOCK_ROWS : product.end_row, tile = first;
         for (; tile + T <= end; tile += T) all_rows_of_tiles<FORMAT, T>(product, tile, row, end_row);
-        for (; tile < end; tile++) all_rows_of_tiles<FORMAT, 1>(product, tile, row, end_row);
+        if constexpr (T > 1)
+            for (; tile < end; tile++) all_rows_of_tiles<FORMAT, 1>(product, tile, row, end_row);
     }
 }
 
@@ -86,6 +91,8 @@ static void multiply_any(const Product& product, int64_t first, int64_t end) {
         case Q8: return multiply<Q8>(product, first, end);
         case FLOAT32: return multiply<FLOAT32>(product, first, end);
         case FLOAT16: return multiply<FLOAT16>(product, first, end);
+        case Q4_NESTED: return multiply<Q4_NESTED>(product, first, end);
+        case Q6_NESTED: return multiply<Q6_NESTED>(product, first, end);
         default: return multiply<BFLOAT16>(product, first, end);
     }
 }
@@ -111,4 +118,29 @@ static inline void linear(const Op& op, int64_t num_rows, int num_threads, int64
     int64_t end_row = first_row + BLOCK_ROWS < num_rows ? first_row + BLOCK_ROWS : num_rows;
     int64_t end = first + p.size < p.num_tiles ? first + p.size : p.num_tiles;
     multiply_any({op, (const uint8_t*)op.p[0], first_row, end_row}, first, end);
+}
+
+// --- products with the weights of experts: n[4] of them, one after the other; p[5] says where the rows of each begin ---
+
+static inline int64_t num_touched(const Op& op) {
+    const int64_t* starts = (const int64_t*)op.p[5];
+    int64_t touched = 0;
+    for (int64_t e = 0; e < op.n[4]; e++) touched += starts[e + 1] > starts[e];
+    return touched;
+}
+
+static inline int64_t num_expert_pieces(const Op& op, int num_threads) {
+    return num_touched(op) * pieces_of(op, 1, num_threads).across;
+}
+
+// A piece is a part of the outputs of one expert that has rows, for all of them.
+static inline void multiply_expert(const Op& op, int num_threads, int64_t piece) {
+    Pieces p = pieces_of(op, 1, num_threads);
+    const int64_t* starts = (const int64_t*)op.p[5];
+    int64_t expert = 0;
+    for (int64_t before = piece / p.across; starts[expert + 1] <= starts[expert] || before-- > 0;) expert++;
+    int64_t first = piece % p.across * p.size, end = first + p.size < p.num_tiles ? first + p.size : p.num_tiles;
+    int64_t expert_bytes = p.num_tiles * tile_bytes_of((int32_t)op.n[0], op.n[2]);
+    const uint8_t* weights = (const uint8_t*)op.p[0] + expert * expert_bytes;
+    multiply_any({op, weights, starts[expert], starts[expert + 1]}, first, end);
 }

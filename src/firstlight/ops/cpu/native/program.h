@@ -17,12 +17,21 @@ enum Kind : int32_t {
     OP_ATTEND = 6,
     OP_LARGEST = 7,
     OP_READ = 8,     // for measuring: reads memory and does nothing with it
-    OP_MULTIPLY = 9  // for measuring: integer products out of registers
+    OP_MULTIPLY = 9,  // for measuring: integer products out of registers
+    OP_EXPERTS = 11   // products of rows, sorted by expert, with the weights of their experts
 };
 
-// Weights lie in tiles of 8 outputs. Q formats: for each group of 32 inputs the codes, then 8 float16 scales
-// (and 8 float16 minima). Plain formats: for each input the 8 values.
-enum Format : int32_t { Q4_MIN = 0, Q4 = 1, Q8 = 2, FLOAT32 = 3, FLOAT16 = 4, BFLOAT16 = 5 };
+// See `formats.h`.
+enum Format : int32_t {
+    Q4_MIN = 0,
+    Q4 = 1,
+    Q8 = 2,
+    FLOAT32 = 3,
+    FLOAT16 = 4,
+    BFLOAT16 = 5,
+    Q4_NESTED = 6,  // Q4_K
+    Q6_NESTED = 7   // Q6_K
+};
 
 enum Flag : int32_t { ADD_TO_OUTPUT = 1, LOGIT_ROWS = 2 };
 
