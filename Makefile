@@ -56,6 +56,8 @@ patients: $(TEST)  ## the doctor's confusion matrix over real processes with rea
 sanitize:  ## the native operators on random shapes, under AddressSanitizer, UBSan and ThreadSanitizer
 	tests/native/build.sh build/fuzz-address -fsanitize=address,undefined -fno-sanitize-recover=undefined
 	build/fuzz-address $(or $(ARGS),200)
+	tests/native/build.sh build/fuzz-emulated -fsanitize=address,undefined -fno-sanitize-recover=undefined -DFL_EMULATE_VNNI
+	build/fuzz-emulated $(or $(ARGS),200)
 	tests/native/build.sh build/fuzz-thread -fsanitize=thread
 	build/fuzz-thread $(or $(ARGS),40)
 

@@ -40,22 +40,14 @@ static void require(bool holds, const char* what) {
 static bool close_to(double got, double wanted, double size) { return fabs(got - wanted) <= 2e-5 * (size + 1e-3); }
 
 struct Coded {
-    std::vector<int8_t> codes;
-    std::vector<float> scales, scaled_sums;
-    std::vector<int32_t> sums;
-    std::vector<Outlier> outliers;
+    std::vector<Group> groups;
     Quantized view;
-    Coded(int64_t rows, int64_t width)
-        : codes((size_t)(rows * width)),
-          scales((size_t)(rows * width / GROUP)),
-          scaled_sums(scales.size()),
-          sums(scales.size()),
-          outliers(scales.size()),
-          view{codes.data(), scales.data(), scaled_sums.data(), sums.data(), outliers.data()} {}
+    Coded(int64_t rows, int64_t width) : groups((size_t)(rows * width / GROUP)), view{groups.data()} {}
+    const Group& of(size_t at) const { return groups[at / GROUP]; }
     double value(size_t at) const {
-        Outlier outlier = outliers[at / GROUP];
-        int code = (size_t)outlier.place == at % GROUP ? (int16_t)outlier.code : codes[at];
-        return code * (double)scales[at / GROUP];
+        const Group& group = of(at);
+        double code = (size_t)group.place == at % GROUP ? group.outlier : group.codes[at % GROUP];
+        return code * (double)group.scale;
     }
 };
 
@@ -108,13 +100,48 @@ static void fill_group(Weight& w, int64_t tile, int64_t g, uint8_t* p) {
     }
 }
 
+static bool has_blocks(int32_t format) { return format == Q4_NESTED || format == Q6_NESTED; }
+static bool has_codes(int32_t format) { return format <= Q8 || has_blocks(format); }
+
+// A block of 8 groups and 8 outputs of a nested format.
+static void fill_block(Weight& w, int64_t tile, int64_t block, uint8_t* p) {
+    bool is_six = w.format == Q6_NESTED;
+    int64_t head = is_six ? 16 : 32, bytes = is_six ? 208 : 144;
+    for (int64_t i = 0; i < head + 8 * bytes; i++) p[i] = (uint8_t)between(0, 255);
+    for (int64_t lane = 0; lane < TILE; lane++) {
+        double scale, minimum = 0.0;
+        set_half(p + 2 * lane, any_value() * 0.001f, &scale);
+        if (!is_six) set_half(p + 16 + 2 * lane, any_value() * 0.01f, &minimum);
+        int64_t output = tile * TILE + lane;
+        for (int64_t i = 0; i < 256 && output < w.outputs; i++) {
+            const uint8_t* group = p + head + i / 32 * bytes;
+            int64_t half = i % 32 / 16, quad = i % 16 / 4, at = 4 * lane + i % 4;
+            int code = half ? group[32 * quad + at] >> 4 : group[32 * quad + at] & 15;
+            double value;
+            if (is_six) {
+                int upper = group[128 + 32 * half + at] >> (2 * quad) & 3;
+                value = scale * (int8_t)group[192 + 8 * half + lane] * (code + 16 * upper - 32);
+            } else {
+                value = scale * group[128 + lane] * code - minimum * group[136 + lane];
+            }
+            w.exact[(size_t)(output * w.inputs + block * 256 + i)] = value;
+        }
+    }
+}
+
 static Weight make_weight(int32_t format) {
     Weight w;
     w.format = format;
     w.outputs = between(1, 70);
-    w.inputs = format <= Q8 ? GROUP * between(1, 7) : between(1, 90);
+    w.inputs = has_blocks(format) ? 256 * between(1, 2) : format <= Q8 ? GROUP * between(1, 7) : between(1, 90);
     w.exact.resize((size_t)(w.outputs * w.inputs));
     int64_t tiles = (w.outputs + TILE - 1) / TILE;
+    if (has_blocks(format)) {
+        int64_t blocks = w.inputs / 256, bytes = format == Q4_NESTED ? 1184 : 1680;
+        w.packed.resize((size_t)(tiles * blocks * bytes));
+        for (int64_t i = 0; i < tiles * blocks; i++) fill_block(w, i / blocks, i % blocks, w.packed.data() + i * bytes);
+        return w;
+    }
     if (format <= Q8) {
         int64_t groups = w.inputs / GROUP, bytes = format == Q4_MIN ? 160 : format == Q4 ? 144 : 272;
         w.packed.resize((size_t)(tiles * groups * bytes));
@@ -146,9 +173,9 @@ static Weight make_weight(int32_t format) {
 
 static std::vector<float> product(void* pool, const Weight& w, const float* x, int64_t rows, const float* bias, bool adds) {
     std::vector<float> out((size_t)(rows * w.outputs), adds ? 1.5f : NAN);
-    Coded coded(rows, w.format <= Q8 ? w.inputs : GROUP);
+    Coded coded(rows, has_codes(w.format) ? w.inputs : GROUP);
     std::vector<Op> ops;
-    if (w.format <= Q8) ops.push_back(make(OP_QUANTIZE, {w.inputs}, {x, &coded.view}));
+    if (has_codes(w.format)) ops.push_back(make(OP_QUANTIZE, {w.inputs}, {x, &coded.view}));
     Op op = make(OP_LINEAR, {w.format, w.outputs, w.inputs, w.outputs}, {w.packed.data(), &coded.view, x, out.data(), bias});
     op.flags = adds ? ADD_TO_OUTPUT : 0;
     ops.push_back(op);
@@ -160,9 +187,9 @@ static std::vector<float> product(void* pool, const Weight& w, const float* x, i
             double wanted = (bias ? bias[o] : 0.0) + (adds ? 1.5 : 0.0), size = fabs(wanted);
             for (int64_t i = 0; i < w.inputs; i++) {
                 double value = x[r * w.inputs + i];
-                if (w.format <= Q8) {
+                if (has_codes(w.format)) {
                     size_t at = (size_t)(r * w.inputs + i);
-                    require(fabs(value - coded.value(at)) <= 0.51 * coded.scales[at / GROUP], "codes");
+                    require(fabs(value - coded.value(at)) <= 0.51 * coded.of(at).scale, "codes");
                     value = coded.value(at);
                 }
                 double term = w.exact[(size_t)(o * w.inputs + i)] * value;
@@ -175,7 +202,7 @@ static std::vector<float> product(void* pool, const Weight& w, const float* x, i
 }
 
 static void fuzz_product(void* pool) {
-    Weight w = make_weight((int32_t)between(0, 5));
+    Weight w = make_weight((int32_t)between(0, 7));
     int64_t rows = between(0, 3) ? between(1, 12) : between(1, 150);
     std::vector<float> x = values(rows * w.inputs), bias = values(w.outputs);
     bool adds = between(0, 1);
@@ -193,6 +220,42 @@ static void fuzz_product(void* pool) {
     run(pool, {make(OP_EMBED, {w.format, w.inputs}, {w.packed.data(), embedded.data()})}, step);
     for (int64_t i = 0; i < w.inputs; i++)
         require(close_to(embedded[(size_t)i], w.exact[(size_t)(token * w.inputs + i)], fabs(w.exact[(size_t)(token * w.inputs + i)])), "embedding");
+}
+
+// Rows of some experts, many of which have none: the bits of the ordinary products.
+static void fuzz_experts(void* pool) {
+    Weight w = make_weight((int32_t)between(0, 7));
+    int64_t experts = between(1, 9), each = (int64_t)w.packed.size();
+    std::vector<uint8_t> packed;
+    std::vector<int64_t> starts = {0};
+    std::vector<Weight> of;
+    for (int64_t e = 0; e < experts; e++) {
+        of.push_back(w);
+        for (int64_t i = 0; i < each / 32 * 16; i++) of.back().packed[(size_t)between(0, each - 1)] ^= 1;
+        packed.insert(packed.end(), of.back().packed.begin(), of.back().packed.end());
+        starts.push_back(starts.back() + (between(0, 1) ? 0 : between(0, 4) ? between(1, 9) : between(60, 70)));
+    }
+    int64_t rows = starts.back();
+    std::vector<float> x = values(rows * w.inputs), out((size_t)(rows * w.outputs), NAN);
+    Coded coded(rows, has_codes(w.format) ? w.inputs : GROUP);
+    Step step = {};
+    step.num_rows = rows;
+    std::vector<Op> ops;
+    if (has_codes(w.format)) ops.push_back(make(OP_QUANTIZE, {w.inputs}, {x.data(), &coded.view}));
+    std::vector<int64_t> sizes = {w.format, w.outputs, w.inputs, w.outputs, experts};
+    ops.push_back(make(OP_EXPERTS, sizes, {packed.data(), &coded.view, x.data(), out.data(), nullptr, starts.data()}));
+    run(pool, ops, step);
+    for (int64_t e = 0; e < experts; e++) {
+        int64_t first = starts[(size_t)e], count = starts[(size_t)e + 1] - first;
+        std::vector<float> alone((size_t)(count * w.outputs));
+        std::vector<Op> single;
+        step.num_rows = count;
+        if (has_codes(w.format)) single.push_back(make(OP_QUANTIZE, {w.inputs}, {x.data() + first * w.inputs, &coded.view}));
+        single.push_back(make(OP_LINEAR, {w.format, w.outputs, w.inputs, w.outputs},
+                              {of[(size_t)e].packed.data(), &coded.view, x.data() + first * w.inputs, alone.data()}));
+        run(pool, single, step);
+        require(memcmp(alone.data(), out.data() + first * w.outputs, alone.size() * 4) == 0, "bits of an expert's rows");
+    }
 }
 
 static void fuzz_rows(void* pool) {
@@ -314,6 +377,7 @@ int main(int argc, char** argv) {
             require(pool != nullptr, "a pool");
             for (int round = 0; round < rounds; round++) {
                 fuzz_product(pool);
+                fuzz_experts(pool);
                 fuzz_rows(pool);
                 fuzz_attention(pool);
             }

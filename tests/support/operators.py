@@ -15,9 +15,11 @@ import torch
 from firstlight.models.layers.linear import StoredMatrix
 from firstlight.ops.contract import AttentionShape, StepRows
 from firstlight.quant.weight import Weight
+from support import nested
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-FORMATS = (*PLAIN, "Q8_0", "Q4_0", "Q4_1")
+NESTED = ("Q4_K", "Q6_K")
+FORMATS = (*PLAIN, "Q8_0", "Q4_0", "Q4_1", *NESTED)
 
 
 def random_values(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
@@ -28,6 +30,8 @@ def matrix(values_OI: torch.Tensor, weight_format: str) -> StoredMatrix:
     """A matrix as a checkpoint would hold it; blocks are made by the gguf package."""
     if weight_format in PLAIN:
         raw = values_OI.to(PLAIN[weight_format]).contiguous().view(torch.uint8)
+    elif weight_format in NESTED:
+        raw = torch.from_numpy(nested.quantize(values_OI.numpy(), weight_format))
     else:
         kind = gguf.GGMLQuantizationType[weight_format]
         raw = torch.from_numpy(gguf.quants.quantize(values_OI.numpy(), kind))

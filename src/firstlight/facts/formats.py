@@ -42,6 +42,8 @@ SUPPORTED: dict[str, BlockGeometry] = {
         BlockGeometry("Q8_0", 32, 34),
         BlockGeometry("Q4_0", 32, 18),
         BlockGeometry("Q4_1", 32, 20),
+        BlockGeometry("Q4_K", 256, 144),
+        BlockGeometry("Q6_K", 256, 210),
     )
 }
 

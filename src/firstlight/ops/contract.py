@@ -37,8 +37,29 @@ class Matrix(Protocol):
         ...
 
     def affine(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Codes [O, I], scale, offset [O, I / 32]: value = code * scale + offset; None if not blocked."""
+        """Codes [O, I], scale, offset [O, I / 32]: value = code * scale + offset; None if not so."""
         ...
+
+    def nested(self) -> NestedScales | None:
+        """The numbers of a format of nested scales; None for others."""
+        ...
+
+
+@dataclass(frozen=True)
+class NestedScales:
+    """A matrix whose scales are products.
+
+    value = (scale * sub_scales) * codes - (minimum_scale * sub_minima).
+
+    Codes [O, I]; sub-scales and sub-minima, whole numbers of 8 bits, for each 16 or 32 inputs; the floats for
+    each 256, exact in float16.
+    """
+
+    codes: torch.Tensor
+    sub_scales: torch.Tensor
+    sub_minima: torch.Tensor | None
+    scale: torch.Tensor
+    minimum_scale: torch.Tensor | None
 
 
 class LinearOp(Protocol):

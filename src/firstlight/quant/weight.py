@@ -46,6 +46,22 @@ class Affine:
     offset: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Nested:
+    """A format of nested scales as numbers, none of them rounded; B blocks of 256 values a row.
+
+    value = (scale * sub_scales) * codes - (minimum_scale * sub_minima). `codes` [N, K]; `sub_scales` and
+    `sub_minima` whole numbers of 8 bits, one for each 16 or 32 values; `scale` and `minimum_scale` float32
+    [N, B], whose values float16 holds.
+    """
+
+    codes: torch.Tensor
+    sub_scales: torch.Tensor
+    sub_minima: torch.Tensor | None
+    scale: torch.Tensor
+    minimum_scale: torch.Tensor | None
+
+
 class WeightFormat(Protocol):
     """What the bytes of one format mean."""
 
@@ -64,4 +80,12 @@ class BlockFormat(WeightFormat, Protocol):
 
     def affine(self, weight: Weight) -> Affine:
         """The weight's codes, scales and offsets; new tensors. Only for (N, K) weights."""
+        ...
+
+
+class NestedFormat(WeightFormat, Protocol):
+    """A format of blocks whose scales are products of a float and a small whole number."""
+
+    def nested(self, weight: Weight) -> Nested:
+        """The weight's numbers; new tensors. Only for (N, K) weights."""
         ...

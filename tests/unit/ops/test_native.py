@@ -21,34 +21,48 @@ from firstlight.ops.cpu.library import (
 )
 from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.reference import ReferenceBackend
-from support.operators import FORMATS, Paged, matrix, random_values
+from support.emulated import emulated_library
+from support.operators import FORMATS, NESTED, Paged, matrix, random_values
 
+AVX2 = 2
 REFERENCE = ReferenceBackend("test")
 SHAPES = ((96, 128), (13, 64), (1, 32), (200, 576))
+NESTED_SHAPES = ((96, 512), (13, 256), (1, 768))
 ODD_SHAPES = ((1, 1), (3, 5), (65, 33), (17, 201))  # for formats without blocks
 ROWS = (1, 2, 3, 4, 5, 8, 33, 64, 65, 130)
 # Codes of 8 bits for all but the largest of 32 values; sums over a few hundred inputs.
 PRODUCT_TOLERANCE = {"F32": 1e-6, "F16": 1e-6, "BF16": 1e-6, "Q8_0": 8e-3, "Q4_0": 8e-3, "Q4_1": 8e-3}
+PRODUCT_TOLERANCE |= {"Q4_K": 8e-3, "Q6_K": 8e-3}
+EMULATED = "the code for AVX-512, its instruction emulated"
 
 
-def instruction_sets() -> list[int]:
+def instruction_sets() -> list[str]:
     """Those of this processor; without a library all of them, so that the tests fail with the reason."""
     try:
-        library = open_library()
+        available = open_library().fl_instruction_sets()
     except MissingLibraryError:
-        return list(INSTRUCTION_SETS)
-    return [number for number in INSTRUCTION_SETS if library.fl_instruction_sets() & number]
+        return list(INSTRUCTION_SETS.values())
+    names = [name for number, name in INSTRUCTION_SETS.items() if available & number]
+    return [*names, EMULATED] if available & AVX2 else names
 
 
-@pytest.fixture(scope="module", params=instruction_sets(), ids=lambda number: INSTRUCTION_SETS[number])
+@pytest.fixture(scope="module", params=instruction_sets())
 def ops(request: pytest.FixtureRequest) -> NativeBackend:
-    return NativeBackend(open_pool(open_library(), 2, instruction_set=request.param))
+    if request.param == EMULATED:
+        return NativeBackend(open_pool(emulated_library(), 2, instruction_set=AVX2))
+    number = next(number for number, name in INSTRUCTION_SETS.items() if name == request.param)
+    return NativeBackend(open_pool(open_library(), 2, instruction_set=number))
+
+
+def shapes_of(weight_format: str) -> tuple[tuple[int, int], ...]:
+    if weight_format in NESTED:
+        return NESTED_SHAPES
+    return SHAPES if weight_format.startswith("Q") else SHAPES + ODD_SHAPES
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_products(ops: NativeBackend, weight_format: str) -> None:
-    shapes = SHAPES if weight_format.startswith("Q") else SHAPES + ODD_SHAPES
-    for shape in shapes:
+    for shape in shapes_of(weight_format):
         weight = matrix(random_values(*shape, seed=1, scale=0.05), weight_format)
         op = ops.linear(weight, role="layer")
         dense = weight.dequantize()
@@ -64,10 +78,10 @@ def test_products(ops: NativeBackend, weight_format: str) -> None:
             assert torch.equal(op(x[num - 1 : num]), all_rows[num - 1 : num]), (shape, num)
 
 
-@pytest.mark.parametrize("weight_format", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("weight_format", ["Q8_0", "Q4_0", "Q4_1", *NESTED])
 def test_an_outlier_does_not_coarsen_its_group(ops: NativeBackend, weight_format: str) -> None:
-    weight = matrix(random_values(64, 128, seed=1, scale=0.05), weight_format)
-    x = random_values(3, 128, seed=4)
+    weight = matrix(random_values(64, 256, seed=1, scale=0.05), weight_format)
+    x = random_values(3, 256, seed=4)
     x[:, 17] = 100.0
     x[1, 99] = -3e4
     expected = x.double() @ weight.dequantize().double().t()
@@ -81,12 +95,13 @@ def test_an_outlier_does_not_coarsen_its_group(ops: NativeBackend, weight_format
 
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_extreme_inputs(ops: NativeBackend, weight_format: str) -> None:
-    op = ops.linear(matrix(random_values(24, 64, seed=1, scale=0.05), weight_format), role="layer")
-    assert not op(torch.zeros(3, 64)).any()
+    width = 256 if weight_format in NESTED else 64
+    op = ops.linear(matrix(random_values(24, width, seed=1, scale=0.05), weight_format), role="layer")
+    assert not op(torch.zeros(3, width)).any()
     for size in (1e30, 1e-30, -1e-38):
-        assert bool(torch.isfinite(op(torch.full((3, 64), size))).all())
+        assert bool(torch.isfinite(op(torch.full((3, width), size))).all())
     for bad in (torch.nan, torch.inf, -torch.inf):
-        x = random_values(5, 64, seed=2)
+        x = random_values(5, width, seed=2)
         clean = op(x)
         x[2, 40] = bad
         out = op(x)

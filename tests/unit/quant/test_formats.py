@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from firstlight.facts.formats import SUPPORTED
-from firstlight.quant.registry import BLOCK_FORMATS, FORMATS, UNQUANTIZED, dequantize
+from firstlight.quant.registry import BLOCK_FORMATS, FORMATS, NESTED_FORMATS, UNQUANTIZED, dequantize
 from firstlight.quant.weight import Weight
+from support import nested
 
 
 def random_raw(name: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -17,7 +18,12 @@ def random_raw(name: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
     random = np.random.default_rng(seed)
     geometry = SUPPORTED[name]
     raw = random.integers(0, 256, (rows, geometry.row_bytes(columns)), dtype=np.uint8)
-    if name in BLOCK_FORMATS:
+    if name in NESTED_FORMATS:
+        at = 0 if name == "Q4_K" else 208
+        end = 4 if name == "Q4_K" else 210
+        blocks = raw.reshape(rows, -1, geometry.block_bytes)
+        blocks[..., at + 1 : end : 2] &= 0xBF
+    elif name in BLOCK_FORMATS:
         num_halves = 2 if name == "Q4_1" else 1
         blocks = raw.reshape(rows, -1, geometry.block_bytes)
         halves = random.integers(0, 1 << 16, (*blocks.shape[:2], num_halves), dtype=np.uint16)
@@ -43,6 +49,8 @@ def test_the_registry_and_the_facts_know_the_same_formats() -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("shape", [(1, 32), (7, 96), (64, 4160)])
 def test_dequantize_equals_gguf_bit_for_bit(name: str, shape: tuple[int, int]) -> None:
+    if name in NESTED_FORMATS:
+        shape = (shape[0], -(-shape[1] // 256) * 256)
     raw = random_raw(name, *shape)
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
     values = dequantize(weight_of(name, raw, shape))
@@ -54,11 +62,12 @@ def test_dequantize_equals_gguf_bit_for_bit(name: str, shape: tuple[int, int]) -
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_vectors(name: str) -> None:
-    raw = random_raw(name, 1, 64)
+    size = 256 if name in NESTED_FORMATS else 64
+    raw = random_raw(name, 1, size)
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
-    values = dequantize(weight_of(name, raw, (64,)))
-    assert values.shape == (64,)
-    assert np.array_equal(values.numpy(), expected.astype(np.float32).reshape(64))
+    values = dequantize(weight_of(name, raw, (size,)))
+    assert values.shape == (size,)
+    assert np.array_equal(values.numpy(), expected.astype(np.float32).reshape(size))
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
@@ -78,6 +87,28 @@ def test_affine_codes_use_their_whole_range(name: str) -> None:
     codes = BLOCK_FORMATS[name].affine(weight_of(name, random_raw(name, 64, 320), (64, 320))).codes
     expected = (-128, 127) if name == "Q8_0" else (0, 15)
     assert (int(codes.min()), int(codes.max())) == expected
+
+
+@pytest.mark.parametrize("name", NESTED_FORMATS)
+def test_nested_is_exact(name: str) -> None:
+    weight = weight_of(name, random_raw(name, 5, 512, seed=1), (5, 512))
+    parts = NESTED_FORMATS[name].nested(weight)
+    assert parts.codes.shape == (5, 512)
+    assert parts.scale.shape == (5, 2)
+    assert (int(parts.codes.min()), int(parts.codes.max())) == ((0, 15) if name == "Q4_K" else (-32, 31))
+    each = parts.sub_scales.shape[1] // 2
+    scale = parts.scale.repeat_interleave(each, 1) * parts.sub_scales
+    values = parts.codes.view(5, 2 * each, -1).float() * scale[..., None]
+    if parts.sub_minima is not None and parts.minimum_scale is not None:
+        values -= (parts.minimum_scale.repeat_interleave(each, 1) * parts.sub_minima)[..., None]
+    assert torch.equal(values.view(5, 512), dequantize(weight))
+
+
+@pytest.mark.parametrize("name", NESTED_FORMATS)
+def test_the_blocks_that_tests_make_are_near_their_values(name: str) -> None:
+    values = np.random.default_rng(0).standard_normal((4, 512), np.float32)
+    read = dequantize(weight_of(name, nested.quantize(values, name), (4, 512))).numpy()
+    assert float(np.abs(read - values).max()) < (0.35 if name == "Q4_K" else 0.1)
 
 
 @pytest.mark.parametrize("name", UNQUANTIZED)

@@ -17,8 +17,8 @@ import torch
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
-from firstlight.ops.contract import LinearOp, MatrixKind
-from firstlight.quant.registry import BLOCK_FORMATS, dequantize
+from firstlight.ops.contract import LinearOp, MatrixKind, NestedScales
+from firstlight.quant.registry import BLOCK_FORMATS, NESTED_FORMATS, dequantize
 from firstlight.quant.weight import Weight
 
 
@@ -58,6 +58,13 @@ class StoredMatrix:
             return None
         affine = blocks.affine(self._weight)
         return affine.codes, affine.scale, affine.offset
+
+    def nested(self) -> NestedScales | None:
+        found = NESTED_FORMATS.get(self._weight.format)
+        if found is None:
+            return None
+        parts = found.nested(self._weight)
+        return NestedScales(parts.codes, parts.sub_scales, parts.sub_minima, parts.scale, parts.minimum_scale)
 
 
 class Linear:

@@ -22,11 +22,11 @@ from firstlight.base.environment import cache_directory
 from firstlight.base.errors import ResourceError
 from firstlight.ops.cpu.build import COMPILE_LIMIT_S, SOURCES, BuildError, compile_library, library_name
 
-EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY, TOP = range(11)
+EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY, TOP, EXPERTS = range(12)
 ADD_TO_OUTPUT, LOGIT_ROWS = 1, 2
-# AVX-512 (4) is compiled too, and will be taken once its tests have run on such a processor.
-INSTRUCTION_SETS = {2: "AVX2", 1: "portable"}
-GROUP = 32
+INSTRUCTION_SETS = {4: "AVX-512", 2: "AVX2", 1: "portable"}
+PORTABLE = 1
+GROUP, GROUP_BYTES = 32, 64
 # Looks at a barrier before a thread sleeps: some tens of microseconds.
 NUM_LOOKS = 4000
 OnCompile = Callable[[int, int], None]
@@ -60,26 +60,14 @@ class Step(ctypes.Structure):
     )
 
 
-class _Quantized(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("codes", "scales", "scaled_sums", "sums", "outliers")
-    )
-
-
 class Codes:
     """Room for `max_rows` rows of activations as 8-bit codes in groups of 32, the largest of each in 16."""
 
     def __init__(self, max_rows: int, width: int) -> None:
         assert width % GROUP == 0, "codes come in whole groups"
         self.width = width
-        groups = width // GROUP
-        self.codes = torch.empty(max_rows, width, dtype=torch.int8)
-        self.scales = torch.empty(max_rows, groups)
-        self.scaled_sums = torch.empty(max_rows, groups)
-        self.sums = torch.empty(max_rows, groups, dtype=torch.int32)
-        self.outliers = torch.empty(max_rows, groups, 2, dtype=torch.int32)
-        parts = (self.codes, self.scales, self.scaled_sums, self.sums, self.outliers)
-        self._struct = _Quantized(*(part.data_ptr() for part in parts))
+        self.groups = torch.empty(max_rows, width // GROUP, GROUP_BYTES, dtype=torch.uint8)
+        self._struct = ctypes.c_void_p(self.groups.data_ptr())
         self.address = ctypes.addressof(self._struct)
 
 
@@ -155,7 +143,7 @@ def open_pool(
 
     The caller itself stays free, because the threads that it makes later would inherit its place. The threads
     end with the pool.
-    `instruction_set` 0 takes the best that this processor has.
+    `instruction_set` 0 takes the best that this processor has, unchecked; see `check.confirmed_set`.
     """
     best = instruction_set or max(s for s in INSTRUCTION_SETS if library.fl_instruction_sets() & s)
     pinned = None if cpus is None else (ctypes.c_int32 * num_threads)(*cpus)

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
+from firstlight.ops.cpu.experts import NativeExperts
 from firstlight.ops.cpu.library import ATTEND, INSTRUCTION_SETS, NORM, SILU, Op, Pool, Step, address
-from firstlight.ops.cpu.packed import CODES, Arena, NativeLinear, pack, packed_bytes
+from firstlight.ops.cpu.packed import LAYOUTS, Arena, NativeLinear, number_of, pack, packed_bytes
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,12 @@ class NativeBackend:
     key_dtype = torch.float16
     value_dtype = torch.float16
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, note: str = "") -> None:
         self.pool = pool
         instructions = INSTRUCTION_SETS[pool.instruction_set]
         self.reason = f"--device cpu: our own kernels for {instructions}, {pool.num_threads} threads"
+        if note:
+            self.reason += f"; {note}"
         self._arena = Arena()
         self._kinds: dict[MatrixKind, int] = {}
 
@@ -75,8 +78,13 @@ class NativeBackend:
 
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         outputs, inputs = weight.shape
-        number, packed = pack(weight, self._arena)
+        packed = self._arena.take(packed_bytes(weight.format, weight.shape))
+        number = pack(weight, packed)
         return NativeLinear(self.pool, (outputs, inputs), number, packed, _layout(weight.format))
+
+    def experts(self, weights: Sequence[Matrix]) -> NativeExperts:
+        """The weights of a layer's experts, for products of rows that are sorted by expert."""
+        return NativeExperts.of(self.pool, weights, self._arena)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         if weight_H.dim() > 1:  # a weight for each head
@@ -131,6 +139,6 @@ class NativeBackend:
 
 
 def _layout(weight_format: str) -> str:
-    if weight_format in CODES:
+    if LAYOUTS[number_of(weight_format)].dtype is None:
         return "the file's codes and scales, unrounded; activations in 8 bits by groups of 32"
     return "the file's values, unrounded; activations in fp32"

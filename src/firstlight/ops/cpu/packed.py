@@ -12,24 +12,49 @@ from dataclasses import dataclass, field
 
 import torch
 
-from firstlight.ops.contract import Matrix
+from firstlight.ops.contract import Matrix, NestedScales
 from firstlight.ops.cpu.library import EMBED, LINEAR, QUANTIZE, Codes, Op, Pool, Step, address
 
 TILE, GROUP = 8, 32
-CODES = {"Q4_1": 0, "Q4_0": 1, "Q8_0": 2}  # by the library's number of the layout
-PLAIN = {"F32": (3, torch.float32), "F16": (4, torch.float16), "BF16": (5, torch.bfloat16)}
-BLOCK_BYTES = {0: 20, 1: 18, 2: 34}  # of one output and 32 inputs
 ARENA_BYTES = 64 * 2**20
 HUGE_PAGE_BYTES = 2 * 2**20
 
 
+@dataclass(frozen=True)
+class Layout:
+    """What `native/formats.h` says of a format: its bytes for one output and `block_inputs` inputs."""
+
+    name: str
+    block_inputs: int
+    block_bytes: int
+    dtype: torch.dtype | None = None  # of a plain format
+
+    def packed_bytes(self, outputs: int, inputs: int) -> int:
+        """What a matrix takes; outputs are filled up to whole tiles."""
+        return -(-outputs // TILE) * TILE * (inputs // self.block_inputs) * self.block_bytes
+
+
+LAYOUTS = {  # by the library's number
+    0: Layout("Q4_1", 32, 20),
+    1: Layout("Q4_0", 32, 18),
+    2: Layout("Q8_0", 32, 34),
+    3: Layout("F32", 1, 4, torch.float32),
+    4: Layout("F16", 1, 2, torch.float16),
+    5: Layout("BF16", 1, 2, torch.bfloat16),
+    6: Layout("Q4_K", 256, 148),
+    7: Layout("Q6_K", 256, 210),
+}
+NUMBERS = {layout.name: number for number, layout in LAYOUTS.items()}
+
+
+def number_of(weight_format: str) -> int:
+    """The layout's number; a format without a layout of its own is kept as float32."""
+    return NUMBERS.get(weight_format, NUMBERS["F32"])
+
+
 def packed_bytes(weight_format: str, shape: Sequence[int]) -> int:
-    """What a matrix [O, I] of this format takes; outputs are filled up to whole tiles."""
-    outputs, inputs = -(-shape[0] // TILE) * TILE, shape[1]
-    if weight_format in CODES:
-        return outputs * (inputs // GROUP) * BLOCK_BYTES[CODES[weight_format]]
-    _, dtype = PLAIN.get(weight_format, PLAIN["F32"])
-    return outputs * inputs * dtype.itemsize
+    """What a matrix [O, I] of this format takes."""
+    return LAYOUTS[number_of(weight_format)].packed_bytes(shape[0], shape[1])
 
 
 class Arena:
@@ -49,50 +74,89 @@ class Arena:
         return self._piece[start : start + num_bytes]
 
 
-def pack(weight: Matrix, arena: Arena) -> tuple[int, torch.Tensor]:
-    """The layout's number and the packed bytes of a weight."""
-    room = arena.take(packed_bytes(weight.format, weight.shape))
-    if weight.format in CODES:
-        layout = CODES[weight.format]
-        _pack_codes(weight, layout, room)
-        return layout, room
-    layout, dtype = PLAIN.get(weight.format, PLAIN["F32"])
+def pack(weight: Matrix, room: torch.Tensor) -> int:
+    """Packs a weight into `room` [packed_bytes], and gives the layout's number."""
+    number = number_of(weight.format)
+    layout = LAYOUTS[number]
     outputs, inputs = weight.shape
-    tiles = room.view(dtype).view(-1, inputs, TILE)
-    tiles.copy_(_whole_tiles(weight.dequantize()).view(-1, TILE, inputs).transpose(1, 2))
-    return layout, room
+    if layout.dtype is not None:
+        tiles = room.view(layout.dtype).view(-1, inputs, TILE)
+        tiles.copy_(_whole_tiles(weight.dequantize()).view(-1, TILE, inputs).transpose(1, 2))
+        return number
+    blocks = room.view(-(-outputs // TILE), inputs // layout.block_inputs, TILE * layout.block_bytes)
+    nested = weight.nested()
+    if nested is not None:
+        _pack_nested(nested, blocks)
+    else:
+        _pack_codes(weight, layout.name, blocks)
+    return number
 
 
-def _pack_codes(weight: Matrix, layout: int, room: torch.Tensor) -> None:
+def _pack_codes(weight: Matrix, name: str, blocks: torch.Tensor) -> None:
     affine = weight.affine()
     assert affine is not None, "a block format has codes"
-    codes, scale, offset = (_whole_tiles(part) for part in affine)
-    groups = scale.shape[1]
-    num_tiles = scale.shape[0] // TILE
-    out = room.view(num_tiles, groups, TILE * BLOCK_BYTES[layout])
-    if layout == CODES["Q8_0"]:
-        quads = codes.view(torch.uint8).view(num_tiles, TILE, groups, 8, 4)
+    codes, scale, offset = affine
+    quads = _quads(codes.view(torch.uint8)) if name == "Q8_0" else _nibble_quads(codes)
+    code_bytes = _put_quads(quads, blocks)
+    _put_tiles(scale.half(), blocks[..., code_bytes : code_bytes + 2 * TILE])
+    if name == "Q4_1":
+        _put_tiles(offset.half(), blocks[..., code_bytes + 2 * TILE :])
+
+
+def _pack_nested(nested: NestedScales, blocks: torch.Tensor) -> None:
+    head = 2 * TILE if nested.minimum_scale is None else 4 * TILE
+    _put_tiles(nested.scale.half(), blocks[..., : 2 * TILE])
+    if nested.minimum_scale is not None:
+        _put_tiles(nested.minimum_scale.half(), blocks[..., 2 * TILE : head])
+    groups = blocks[..., head:].unflatten(-1, (8, -1))
+    of_group = nested.sub_scales.shape[1] * GROUP // nested.codes.shape[1]
+    sub_scales = nested.sub_scales.view(torch.uint8).unflatten(-1, (-1, 8, of_group))
+    if nested.sub_minima is not None:
+        code_bytes = _put_quads(_nibble_quads(nested.codes), groups)
+        sub_minima = nested.sub_minima.unflatten(-1, (-1, 8, 1))
+        sub_scales = torch.cat([sub_scales, sub_minima], -1)
     else:
-        # As in the file: input i and input i + 16 of a group share a byte.
-        halves = codes.view(num_tiles, TILE, groups, 2, 4, 4)
-        quads = halves[:, :, :, 0] | halves[:, :, :, 1] << 4
-    num_quads = quads.shape[3]
-    code_bytes = TILE * num_quads * 4
-    out[:, :, :code_bytes].view(num_tiles, groups, num_quads, TILE, 4).copy_(quads.permute(0, 2, 3, 1, 4))
-    _pack_halves(scale, out[:, :, code_bytes : code_bytes + 2 * TILE])
-    if layout == CODES["Q4_1"]:
-        _pack_halves(offset, out[:, :, code_bytes + 2 * TILE :])
+        codes = (nested.codes + 32).view(torch.uint8)
+        code_bytes = _put_quads(_nibble_quads(codes & 15), groups)
+        # Inputs 4 apart share a byte of upper bits.
+        fours = _whole_tiles(codes >> 4).unflatten(-1, (-1, 2, 4, 4))
+        upper = fours[..., 0, :] | fours[..., 1, :] << 2 | fours[..., 2, :] << 4 | fours[..., 3, :] << 6
+        code_bytes += _put_quads(upper, groups[..., code_bytes:])
+    for k in range(2):
+        at = code_bytes + k * TILE
+        each = _whole_tiles(sub_scales[..., k]).unflatten(0, (-1, TILE))
+        groups[..., at : at + TILE].copy_(each.permute(0, 2, 3, 1))
 
 
-def _pack_halves(values_OG: torch.Tensor, room: torch.Tensor) -> None:
-    """Exact: the file holds them as float16."""
-    halves = values_OG.to(torch.float16).view(-1, TILE, values_OG.shape[1]).transpose(1, 2).contiguous()
-    room.copy_(halves.view(torch.uint8))
+def _quads(codes: torch.Tensor) -> torch.Tensor:
+    """[outputs, groups, 8, 4]: four neighbouring inputs each."""
+    return _whole_tiles(codes).unflatten(-1, (-1, 8, 4))
+
+
+def _nibble_quads(codes: torch.Tensor) -> torch.Tensor:
+    """[outputs, groups, 4, 4]: as in the file, inputs i and i + 16 of a group share a byte."""
+    halves = _whole_tiles(codes).unflatten(-1, (-1, 2, 4, 4))
+    return halves[:, :, 0] | halves[:, :, 1] << 4
+
+
+def _put_quads(quads: torch.Tensor, groups: torch.Tensor) -> int:
+    """Puts quads [outputs, groups, Q, 4] first into each group; the bytes that they took."""
+    num_quads = quads.shape[2]
+    tiles = quads.unflatten(0, (-1, TILE)).permute(0, 2, 3, 1, 4)
+    out = groups[..., : num_quads * TILE * 4]
+    out.copy_(tiles.reshape(out.shape))
+    return num_quads * TILE * 4
+
+
+def _put_tiles(values_OG: torch.Tensor, room: torch.Tensor) -> None:
+    """Puts float16 values of 8 outputs side by side. Exact: the file holds them as float16."""
+    tiles = _whole_tiles(values_OG).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
+    room.copy_(tiles.view(torch.uint8))
 
 
 def _whole_tiles(rows: torch.Tensor) -> torch.Tensor:
     missing = -len(rows) % TILE
-    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows.contiguous()
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows.contiguous()
 
 
 def _huge_pages(num_bytes: int) -> torch.Tensor:
@@ -129,7 +193,7 @@ class NativeLinear:
     @property
     def takes_codes(self) -> bool:
         """Whether the input is needed as 8-bit codes, and not as floats."""
-        return self.number in BLOCK_BYTES
+        return LAYOUTS[self.number].dtype is None
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         x = x_TI.float().contiguous()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from firstlight.base.errors import ResourceError
 from firstlight.ops.collectives import Group
 from firstlight.ops.cpu.backend import CpuBackend
+from firstlight.ops.cpu.check import confirmed_set
 from firstlight.ops.cpu.library import MissingLibraryError, open_library, open_pool
 from firstlight.ops.cpu.native_backend import NativeBackend
 
@@ -39,7 +40,9 @@ def pick_cpu_kernels(
     except MissingLibraryError as error:
         missing = str(error)
     if group.agree_on_least("cpu-kernels", library is not None) and library is not None:
-        return NativeBackend(open_pool(library, num_threads, places(num_threads, group.rank, group.size)))
+        instruction_set, note = confirmed_set(library)
+        pool = open_pool(library, num_threads, places(num_threads, group.rank, group.size), instruction_set)
+        return NativeBackend(pool, note)
     if wanted == "native":
         raise ResourceError(f"there is no library of our own CPU kernels: {missing}.", REMEDY)
     return CpuBackend(f"PyTorch's operators, which are slower: no library of our own, {missing}. {REMEDY}")

@@ -66,6 +66,9 @@ class RandomMatrix:
         groups = (self.shape[0], self.shape[1] // GROUP)
         return torch.randint(0, 16, self.shape, dtype=torch.uint8), torch.rand(groups), torch.rand(groups)
 
+    def nested(self) -> None:
+        return None
+
 
 def choose(kinds: Sequence[MatrixKind], *, two_copies: bool) -> dict[MatrixKind, Choice]:
     """Measures each kind. `two_copies` false: memory is short, one layout each."""

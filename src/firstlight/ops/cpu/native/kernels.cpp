@@ -3,6 +3,8 @@
 // An operator falls into pieces, which the threads of the pool share out; see `Kernels`.
 #include "attention.h"
 #include "choose.h"
+#include "formats.h"
+#include "linear.h"
 #include "product.h"
 #include "program.h"
 #include "rows.h"
@@ -20,142 +22,6 @@ template <typename F>
 static inline void each_row(const Op& op, const Context& c, int64_t piece, F run) {
     int64_t size = rows_of_piece(op, c), end = (piece + 1) * size, total = num_rows(op, c);
     for (int64_t row = piece * size; row < end && row < total; row++) run(row);
-}
-
-// --- products ---
-
-constexpr int64_t BLOCK_ROWS = 64;  // whose activations stay in the cache while tiles pass by
-
-static inline void put(const Op& op, int64_t row, int64_t tile, f8 sums) {
-    int64_t width = op.n[1], first = tile * TILE;
-    float* out = (float*)op.p[3] + row * op.n[3] + first;
-    const float* bias = (const float*)op.p[4];
-    bool adds = op.flags & ADD_TO_OUTPUT;
-    if (first + TILE <= width) {
-        if (bias) sums = sums + load(bias + first);
-        store(out, adds ? load(out) + sums : sums);
-        return;
-    }
-    for (int k = 0; first + k < width; k++) {
-        float value = sums[k];
-        if (bias) value += bias[first + k];
-        out[k] = adds ? out[k] + value : value;
-    }
-}
-
-template <int32_t FORMAT, int R>
-static void rows_of_tile(const Op& op, const uint8_t* weights, int64_t tile, int64_t row) {
-    int64_t num_inputs = op.n[2];
-    f8 sums[R];
-    if constexpr (FORMAT <= Q8) {
-        const Quantized& x = *(const Quantized*)op.p[1];
-        int64_t groups = num_inputs / GROUP;
-        RowsOfCodes rows;
-        for (int r = 0; r < R; r++) {
-            rows.codes[r] = x.codes + (row + r) * num_inputs;
-            rows.scales[r] = x.scales + (row + r) * groups;
-            rows.scaled_sums[r] = x.scaled_sums + (row + r) * groups;
-            rows.sums[r] = x.sums + (row + r) * groups;
-            rows.outliers[r] = x.outliers + (row + r) * groups;
-        }
-        multiply_codes<FORMAT, R>(weights, groups, rows, sums);
-    } else {
-        const float* x[R];
-        for (int r = 0; r < R; r++) x[r] = (const float*)op.p[2] + (row + r) * num_inputs;
-        multiply_plain<FORMAT, R>(weights, num_inputs, x, sums);
-    }
-    for (int r = 0; r < R; r++) put(op, row + r, tile, sums[r]);
-}
-
-struct Pieces {
-    int64_t num_tiles, size, across, down;  // tiles, of a piece, pieces over the tiles, over blocks of rows
-};
-
-static inline Pieces pieces_of(const Op& op, const Context& c) {
-    Pieces p;
-    int64_t wanted = 6 * c.worker->num_threads;
-    p.num_tiles = (op.n[1] + TILE - 1) / TILE;
-    p.size = c.worker->num_threads == 1 ? p.num_tiles : (p.num_tiles + wanted - 1) / wanted;
-    p.across = (p.num_tiles + p.size - 1) / p.size;
-    p.down = (num_rows(op, c) + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    return p;
-}
-
-template <int32_t FORMAT>
-static void linear(const Op& op, const Context& c, int64_t index) {
-    constexpr int MOST = FORMAT <= Q8 ? MAX_ROWS : 2;
-    Pieces p = pieces_of(op, c);
-    int64_t value_bytes = FORMAT == FLOAT32 ? 4 : 2, total = num_rows(op, c);
-    int64_t tile_bytes = FORMAT <= Q8 ? op.n[2] / GROUP * group_bytes(FORMAT) : op.n[2] * TILE * value_bytes;
-    int64_t first_row = index / p.across * BLOCK_ROWS, first = index % p.across * p.size;
-    int64_t end_row = first_row + BLOCK_ROWS < total ? first_row + BLOCK_ROWS : total;
-    int64_t end = first + p.size < p.num_tiles ? first + p.size : p.num_tiles;
-    for (int64_t tile = first; tile < end; tile++) {
-        const uint8_t* weights = (const uint8_t*)op.p[0] + tile * tile_bytes;
-        int64_t row = first_row;
-        for (; row + MOST <= end_row; row += MOST) rows_of_tile<FORMAT, MOST>(op, weights, tile, row);
-        if constexpr (MOST > 4)
-            for (; row + 4 <= end_row; row += 4) rows_of_tile<FORMAT, 4>(op, weights, tile, row);
-        switch (end_row - row) {
-            case 3:
-                if constexpr (MOST > 3) rows_of_tile<FORMAT, 3>(op, weights, tile, row);
-                break;
-            case 2:
-                if constexpr (MOST > 2) rows_of_tile<FORMAT, 2>(op, weights, tile, row);
-                break;
-            case 1: rows_of_tile<FORMAT, 1>(op, weights, tile, row); break;
-            default: break;
-        }
-    }
-}
-
-static void linear_of_any(const Op& op, const Context& c, int64_t piece) {
-    switch (op.n[0]) {
-        case Q4_MIN: return linear<Q4_MIN>(op, c, piece);
-        case Q4: return linear<Q4>(op, c, piece);
-        case Q8: return linear<Q8>(op, c, piece);
-        case FLOAT32: return linear<FLOAT32>(op, c, piece);
-        case FLOAT16: return linear<FLOAT16>(op, c, piece);
-        default: return linear<BFLOAT16>(op, c, piece);
-    }
-}
-
-// --- the ends of the model ---
-
-static void embed_row(const Op& op, int64_t token, float* out) {
-    int64_t format = op.n[0], width = op.n[1], tile = token / TILE, lane = token % TILE;
-    const uint8_t* weights = (const uint8_t*)op.p[0];
-    if (format >= FLOAT32) {
-        for (int64_t i = 0; i < width; i++) {
-            int64_t at = (tile * width + i) * TILE + lane;
-            if (format == FLOAT32) {
-                out[i] = ((const float*)weights)[at];
-            } else {
-                uint16_t half = ((const uint16_t*)weights)[at];
-                uint32_t word = (uint32_t)half << 16;
-                if (format == FLOAT16)
-                    out[i] = half_to_float(half);
-                else
-                    memcpy(out + i, &word, 4);
-            }
-        }
-        return;
-    }
-    int64_t groups = width / GROUP, bytes = group_bytes((int32_t)format), code_bytes = format == Q8 ? 256 : 128;
-    for (int64_t g = 0; g < groups; g++) {
-        const uint8_t* p = weights + (tile * groups + g) * bytes;
-        float scale = load_half(p + code_bytes)[lane];
-        float minimum = format == Q4_MIN ? load_half(p + code_bytes + 16)[lane] : 0.0f;
-        for (int64_t i = 0; i < GROUP; i++) {
-            if (format == Q8) {
-                out[g * GROUP + i] = (float)(int8_t)p[32 * (i / 4) + 4 * lane + i % 4] * scale;
-                continue;
-            }
-            int64_t within = i % 16;
-            int byte = p[32 * (within / 4) + 4 * lane + within % 4], code = i < 16 ? byte & 15 : byte >> 4;
-            out[g * GROUP + i] = format == Q4 ? (float)(code - 8) * scale : (float)code * scale + minimum;
-        }
-    }
 }
 
 // --- dispatch ---
@@ -209,9 +75,10 @@ static void measure_multiply(const Op& op, int64_t piece) {
 static int64_t num_pieces(const Op& op, const Context& c) {
     switch (op.kind) {
         case OP_LINEAR: {
-            Pieces p = pieces_of(op, c);
+            Pieces p = pieces_of(op, num_rows(op, c), c.worker->num_threads);
             return p.across * p.down;
         }
+        case OP_EXPERTS: return num_expert_pieces(op, c.worker->num_threads);
         case OP_ATTEND: return c.num_blocks * op.n[1];
         case OP_READ:
         case OP_MULTIPLY: return c.worker->num_threads;
@@ -223,7 +90,8 @@ static void run_piece(const Op& op, const Context& c, int64_t piece) {
     switch (op.kind) {
         case OP_EMBED:
             return each_row(op, c, piece, [&](int64_t row) {
-                embed_row(op, c.step->tokens[row], (float*)op.p[1] + row * op.n[1]);
+                output_values((int32_t)op.n[0], (const uint8_t*)op.p[0], op.n[1], c.step->tokens[row],
+                              (float*)op.p[1] + row * op.n[1]);
             });
         case OP_NORM:
             return each_row(op, c, piece, [&](int64_t row) {
@@ -236,7 +104,8 @@ static void run_piece(const Op& op, const Context& c, int64_t piece) {
             return each_row(op, c, piece, [&](int64_t row) {
                 quantize_row((const float*)op.p[0] + row * op.n[0], row, op.n[0], *(const Quantized*)op.p[1]);
             });
-        case OP_LINEAR: return linear_of_any(op, c, piece);
+        case OP_LINEAR: return linear(op, num_rows(op, c), c.worker->num_threads, piece);
+        case OP_EXPERTS: return multiply_expert(op, c.worker->num_threads, piece);
         case OP_SILU:
             return each_row(op, c, piece, [&](int64_t row) {
                 int64_t width = op.n[0];

@@ -202,7 +202,8 @@ bool give_scratch(Pool& pool, size_t bytes) {
 
 }  // namespace
 
-// The instruction sets that this machine can run: 1 portable, 2 AVX2 with FMA and F16C, 4 AVX-512 with VNNI.
+// The instruction sets that this machine can run: 1 portable, 2 AVX2 with FMA and F16C, 4 AVX-512 with VNNI. Every
+// feature that `build.py` lets the compiler use is asked for.
 EXPORT int32_t fl_instruction_sets() {
     int32_t sets = 1;
 #if defined(__x86_64__)
@@ -210,7 +211,7 @@ EXPORT int32_t fl_instruction_sets() {
     bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     if (has_avx2) sets |= 2;
     if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
         sets |= 4;
 #endif
     return sets;

@@ -18,12 +18,21 @@ enum Kind : int32_t {
     OP_LARGEST = 7,
     OP_READ = 8,     // for measuring: reads memory and does nothing with it
     OP_MULTIPLY = 9,  // for measuring: integer products out of registers
-    OP_TOP = 10       // the first so many of a row
+    OP_TOP = 10,     // the first so many of a row
+    OP_EXPERTS = 11  // products of rows, sorted by expert, with the weights of their experts
 };
 
-// Weights lie in tiles of 8 outputs. Q formats: for each group of 32 inputs the codes, then 8 float16 scales
-// (and 8 float16 minima). Plain formats: for each input the 8 values.
-enum Format : int32_t { Q4_MIN = 0, Q4 = 1, Q8 = 2, FLOAT32 = 3, FLOAT16 = 4, BFLOAT16 = 5 };
+// See `formats.h`.
+enum Format : int32_t {
+    Q4_MIN = 0,
+    Q4 = 1,
+    Q8 = 2,
+    FLOAT32 = 3,
+    FLOAT16 = 4,
+    BFLOAT16 = 5,
+    Q4_NESTED = 6,  // Q4_K
+    Q6_NESTED = 7   // Q6_K
+};
 
 enum Flag : int32_t { ADD_TO_OUTPUT = 1, LOGIT_ROWS = 2 };
 
@@ -32,20 +41,23 @@ constexpr int GROUP = 32;
 constexpr int SPAN = 64;           // positions of an attention block: fixed, so that a row's sums are too
 constexpr int ATTENTION_ROWS = 32;  // rows of a sequence that share the conversion of a block of keys
 
-// The largest value of a group of activations, apart from the others: it would coarsen their scale. `code` is
-// the low half of a pair of 16 bits (the high half is 0).
-struct Outlier {
-    int32_t code, place;
+// A group of 32 activations as integers. The largest of them is kept apart, in 16 bits: it would coarsen the scale of
+// the others. All floats but the scales hold whole numbers.
+struct alignas(64) Group {
+    int8_t codes[GROUP];  // 0 at the outlier's place
+    float scale;
+    float scaled_sum;  // scale * sum
+    float sum;         // of all integers, the outlier among them
+    float first_sum;   // of the first 16
+    float outlier;
+    int32_t place;  // of the outlier
+    int32_t right;  // bits by which its weight must be moved down in a quad of 4-bit codes
+    int32_t left;   // and up to the top of a quad of 8-bit codes
 };
 
-// Activations as integers, row after row: 8-bit codes [rows, width] (0 at the outlier's place), and for each group
-// of 32 the outlier, the scale, the sum of all its integers, and the product of both.
+// Activations as integers: groups [rows, width / 32].
 struct Quantized {
-    int8_t* codes;
-    float* scales;
-    float* scaled_sums;
-    int32_t* sums;
-    Outlier* outliers;
+    Group* groups;
 };
 
 struct Op {

@@ -17,9 +17,13 @@ static inline LargestTwo turned(LargestTwo a, i8 lanes) {
 
 constexpr float MOST_8 = 127.0f, MOST_16 = 32000.0f;
 
+static inline int32_t total(i8 v) {
+    return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
+}
+
 // 32 values as integers: round(x / scale). The scale is made for the second largest, which gets 8 bits; the largest
 // gets 16. Infinity or NaN make the scale NaN, so that everything behind it is NaN too.
-static inline void quantize_group(const float* x, int64_t group, int8_t* codes, const Quantized& to) {
+static inline void quantize_group(const float* x, Group& to) {
     f8 v[4], wrong = f8{};
     LargestTwo pairs[2];
     for (int k = 0; k < 4; k++) {
@@ -42,36 +46,36 @@ static inline void quantize_group(const float* x, int64_t group, int8_t* codes, 
     float inverse = is_zero || !is_finite ? 0.0f : 1.0f / scale;
     int32_t place = 0;
     while (place < GROUP - 1 && !(__builtin_fabsf(x[place]) == first)) place++;
-    i8 total = {}, code[4];
+    i8 code[4];
     for (int k = 0; k < 4; k++) {
         f8 scaled = is_finite ? v[k] * inverse : f8{};
         code[k] = to_int((scaled + 12582912.0f) - 12582912.0f);
-        total += code[k];
     }
-    int32_t all_codes = 0;
-    for (int k = 0; k < 8; k++) all_codes += total[k];
-    to.outliers[group] = {(int32_t)((uint32_t)code[place / 8][place % 8] & 0xffff), place};
+    int32_t first_sum = total(code[0] + code[1]), all_codes = first_sum + total(code[2] + code[3]);
+    to.outlier = (float)code[place / 8][place % 8];
+    to.place = place;
+    to.right = 8 * (place & 3) + (place & 16 ? 4 : 0);
+    to.left = 24 - 8 * (place & 3);
     code[place / 8][place % 8] = 0;
 #if defined(__AVX2__)
     __m256i low = _mm256_packs_epi32((__m256i)code[0], (__m256i)code[1]);
     __m256i high = _mm256_packs_epi32((__m256i)code[2], (__m256i)code[3]);
     __m256i bytes = _mm256_packs_epi16(low, high);
     bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256((__m256i*)codes, bytes);
+    _mm256_storeu_si256((__m256i*)to.codes, bytes);
 #else
-    for (int k = 0; k < GROUP; k++) codes[k] = (int8_t)code[k / 8][k % 8];
+    for (int k = 0; k < GROUP; k++) to.codes[k] = (int8_t)code[k / 8][k % 8];
 #endif
-    to.scales[group] = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : scale;
-    to.sums[group] = all_codes;
-    to.scaled_sums[group] = to.scales[group] * (float)all_codes;
+    to.scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : scale;
+    to.sum = (float)all_codes;
+    to.first_sum = (float)first_sum;
+    to.scaled_sum = to.scale * to.sum;
 }
 
 static inline void quantize_range(const float* x, int64_t first, int64_t width, int64_t row, int64_t row_width,
                                   const Quantized& to) {
-    int64_t groups = row_width / GROUP;
-    for (int64_t i = 0; i < width; i += GROUP) {
-        quantize_group(x + i, row * groups + (first + i) / GROUP, to.codes + row * row_width + first + i, to);
-    }
+    Group* groups = to.groups + (row * row_width + first) / GROUP;
+    for (int64_t i = 0; i < width; i += GROUP) quantize_group(x + i, groups[i / GROUP]);
 }
 
 static inline void quantize_row(const float* x, int64_t row, int64_t width, const Quantized& to) {

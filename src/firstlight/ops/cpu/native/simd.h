@@ -8,6 +8,12 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
+// FL_EMULATE_VNNI: the code for AVX-512 with VNNI on a processor with AVX2, for testing.
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define FL_VNNI
+#elif defined(FL_EMULATE_VNNI) && defined(__AVX2__)
+#define FL_VNNI
+#endif
 
 typedef float f8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
@@ -30,6 +36,19 @@ static inline f8 fma8(f8 a, f8 b, f8 c) {
     return a * b + c;
 #endif
 }
+
+#if defined(FL_VNNI)
+// To each of 8 sums of 32 bits, four products of an unsigned byte and a signed one.
+static inline __m256i dpbusd(__m256i sums, __m256i codes, __m256i activations) {
+#if !defined(__AVX512VNNI__) || !defined(__AVX512VL__)
+    __m256i even = _mm256_and_si256(codes, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(codes, 8);
+    __m256i a = _mm256_srai_epi16(_mm256_slli_epi16(activations, 8), 8), b = _mm256_srai_epi16(activations, 8);
+    return _mm256_add_epi32(sums, _mm256_add_epi32(_mm256_madd_epi16(even, a), _mm256_madd_epi16(odd, b)));
+#else
+    return _mm256_dpbusd_epi32(sums, codes, activations);
+#endif
+}
+#endif
 
 static inline f8 absolute(f8 v) { return (f8)(bits_of(v) & 0x7fffffff); }
 // Both keep a NaN in `v`.
@@ -95,6 +114,25 @@ static inline void store_half(uint16_t* p, f8 v) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 #else
     for (int k = 0; k < 8; k++) p[k] = float_to_half(v[k]);
+#endif
+}
+
+static inline f8 unsigned_bytes(const uint8_t* p) {
+#if defined(__AVX2__)
+    return to_float((i8)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    f8 v;
+    for (int k = 0; k < 8; k++) v[k] = (float)p[k];
+    return v;
+#endif
+}
+static inline f8 signed_bytes(const uint8_t* p) {
+#if defined(__AVX2__)
+    return to_float((i8)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    f8 v;
+    for (int k = 0; k < 8; k++) v[k] = (float)(int8_t)p[k];
+    return v;
 #endif
 }
 

@@ -1,0 +1,146 @@
+// The operator of a matrix product: which rows and tiles belong to a piece, and how they are blocked.
+//
+// Used by `kernels.cpp`. Tiles go by while a block of rows stays in the cache; several tiles and rows are
+// multiplied at once. Invariant: blocking changes no bit, see `product.h`.
+#pragma once
+#include "formats.h"
+#include "product.h"
+#include "program.h"
+
+constexpr int64_t BLOCK_ROWS = 64;  // whose activations stay in the cache while tiles pass by
+constexpr int64_t PIECES_OF_A_THREAD = 6;
+
+// A product of some rows: of all of a step, or of those of one expert.
+struct Product {
+    const Op& op;
+    const uint8_t* weights;
+    int64_t first_row, end_row;
+};
+
+static inline void put(const Op& op, int64_t row, int64_t tile, f8 sums) {
+    int64_t width = op.n[1], first = tile * TILE;
+    float* out = (float*)op.p[3] + row * op.n[3] + first;
+    const float* bias = (const float*)op.p[4];
+    bool adds = op.flags & ADD_TO_OUTPUT;
+    if (first + TILE <= width) {
+        if (bias) sums = sums + load(bias + first);
+        store(out, adds ? load(out) + sums : sums);
+        return;
+    }
+    for (int k = 0; first + k < width; k++) {
+        float value = sums[k];
+        if (bias) value += bias[first + k];
+        out[k] = adds ? out[k] + value : value;
+    }
+}
+
+constexpr int tiles_at_once(int32_t format) { return is_coded(format) && format != Q6_NESTED ? MAX_TILES : 1; }
+
+template <int32_t FORMAT, int R, int T>
+static void rows_of_tiles(const Op& op, const uint8_t* weights, int64_t tile, int64_t row) {
+    int64_t num_inputs = op.n[2];
+    f8 sums[R][T];
+    if constexpr (is_coded(FORMAT)) {
+        int64_t groups = num_inputs / GROUP;
+        const Group* activations = ((const Quantized*)op.p[1])->groups + row * groups;
+        multiply_codes<FORMAT, R, T>(weights, tile_bytes_of(FORMAT, num_inputs), groups, activations, sums);
+    } else {
+        multiply_plain<FORMAT, R>(weights, num_inputs, (const float*)op.p[2] + row * num_inputs, sums);
+    }
+    for (int r = 0; r < R; r++)
+        for (int t = 0; t < T; t++) put(op, row + r, tile + t, sums[r][t]);
+}
+
+template <int32_t FORMAT, int T>
+static void all_rows_of_tiles(const Product& product, int64_t tile, int64_t row, int64_t end_row) {
+    // The last tile of an odd number is rare: no code of its own for many rows.
+    constexpr bool is_main = T == tiles_at_once(FORMAT);
+    constexpr int MOST = is_main && is_coded(FORMAT) ? MAX_ROWS : MAX_ROWS < 2 ? 1 : 2;
+    const Op& op = product.op;
+    const uint8_t* weights = product.weights + tile * tile_bytes_of(FORMAT, op.n[2]);
+    for (; row + MOST <= end_row; row += MOST) rows_of_tiles<FORMAT, MOST, T>(op, weights, tile, row);
+    if constexpr (MOST > 4)
+        for (; row + 4 <= end_row; row += 4) rows_of_tiles<FORMAT, 4, T>(op, weights, tile, row);
+    switch (end_row - row) {
+        case 3:
+            if constexpr (MOST > 3) rows_of_tiles<FORMAT, 3, T>(op, weights, tile, row);
+            break;
+        case 2:
+            if constexpr (MOST > 2) rows_of_tiles<FORMAT, 2, T>(op, weights, tile, row);
+            break;
+        case 1: rows_of_tiles<FORMAT, 1, T>(op, weights, tile, row); break;
+        default: break;
+    }
+}
+
+template <int32_t FORMAT>
+static void multiply(const Product& product, int64_t first, int64_t end) {
+    constexpr int T = tiles_at_once(FORMAT);
+    for (int64_t row = product.first_row; row < product.end_row; row += BLOCK_ROWS) {
+        int64_t end_row = row + BLOCK_ROWS < product.end_row ? row + BLOCK_ROWS : product.end_row, tile = first;
+        for (; tile + T <= end; tile += T) all_rows_of_tiles<FORMAT, T>(product, tile, row, end_row);
+        if constexpr (T > 1)
+            for (; tile < end; tile++) all_rows_of_tiles<FORMAT, 1>(product, tile, row, end_row);
+    }
+}
+
+static void multiply_any(const Product& product, int64_t first, int64_t end) {
+    switch (product.op.n[0]) {
+        case Q4_MIN: return multiply<Q4_MIN>(product, first, end);
+        case Q4: return multiply<Q4>(product, first, end);
+        case Q8: return multiply<Q8>(product, first, end);
+        case FLOAT32: return multiply<FLOAT32>(product, first, end);
+        case FLOAT16: return multiply<FLOAT16>(product, first, end);
+        case Q4_NESTED: return multiply<Q4_NESTED>(product, first, end);
+        case Q6_NESTED: return multiply<Q6_NESTED>(product, first, end);
+        default: return multiply<BFLOAT16>(product, first, end);
+    }
+}
+
+struct Pieces {
+    int64_t num_tiles, size, across, down;  // tiles, of a piece, pieces over the tiles, over blocks of rows
+};
+
+// Pieces of an even number of tiles, because two are multiplied at once.
+static inline Pieces pieces_of(const Op& op, int64_t num_rows, int num_threads) {
+    Pieces p;
+    int64_t wanted = PIECES_OF_A_THREAD * num_threads;
+    p.num_tiles = (op.n[1] + TILE - 1) / TILE;
+    p.size = num_threads == 1 ? p.num_tiles : ((p.num_tiles + wanted - 1) / wanted + 1) / 2 * 2;
+    p.across = (p.num_tiles + p.size - 1) / p.size;
+    p.down = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    return p;
+}
+
+static inline void linear(const Op& op, int64_t num_rows, int num_threads, int64_t piece) {
+    Pieces p = pieces_of(op, num_rows, num_threads);
+    int64_t first_row = piece / p.across * BLOCK_ROWS, first = piece % p.across * p.size;
+    int64_t end_row = first_row + BLOCK_ROWS < num_rows ? first_row + BLOCK_ROWS : num_rows;
+    int64_t end = first + p.size < p.num_tiles ? first + p.size : p.num_tiles;
+    multiply_any({op, (const uint8_t*)op.p[0], first_row, end_row}, first, end);
+}
+
+// --- products with the weights of experts: n[4] of them, one after the other; p[5] says where the rows of each begin ---
+
+static inline int64_t num_touched(const Op& op) {
+    const int64_t* starts = (const int64_t*)op.p[5];
+    int64_t touched = 0;
+    for (int64_t e = 0; e < op.n[4]; e++) touched += starts[e + 1] > starts[e];
+    return touched;
+}
+
+static inline int64_t num_expert_pieces(const Op& op, int num_threads) {
+    return num_touched(op) * pieces_of(op, 1, num_threads).across;
+}
+
+// A piece is a part of the outputs of one expert that has rows, for all of them.
+static inline void multiply_expert(const Op& op, int num_threads, int64_t piece) {
+    Pieces p = pieces_of(op, 1, num_threads);
+    const int64_t* starts = (const int64_t*)op.p[5];
+    int64_t expert = 0;
+    for (int64_t before = piece / p.across; starts[expert + 1] <= starts[expert] || before-- > 0;) expert++;
+    int64_t first = piece % p.across * p.size, end = first + p.size < p.num_tiles ? first + p.size : p.num_tiles;
+    int64_t expert_bytes = p.num_tiles * tile_bytes_of((int32_t)op.n[0], op.n[2]);
+    const uint8_t* weights = (const uint8_t*)op.p[0] + expert * expert_bytes;
+    multiply_any({op, weights, starts[expert], starts[expert + 1]}, first, end);
+}
