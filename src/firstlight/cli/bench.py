@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from firstlight.cli.bench_engine import blackbox, offline, quality, scheduler, startup
+from firstlight.cli.bench_engine import blackbox, offline, operators, quality, scheduler, startup
 from firstlight.cli.bench_serving import path, serving, soak
 from firstlight.cli.options import add_command
 
@@ -20,6 +20,7 @@ bench_app = typer.Typer(
 
 add_command(bench_app, serving)
 add_command(bench_app, offline)
+add_command(bench_app, operators)
 add_command(bench_app, startup)
 add_command(bench_app, quality)
 add_command(bench_app, scheduler)

@@ -1,4 +1,4 @@
-"""`firstlight bench offline`, `startup`, `quality`, `scheduler`, `blackbox`: the engine by itself, its start.
+"""`firstlight bench offline`, `operators`, `startup`, `quality`, `scheduler`, `blackbox`: inside an engine.
 
 Registered by `cli.bench`. Invariant: where results are to be stored is checked before anything is loaded.
 """
@@ -68,6 +68,43 @@ def offline(options: OfflineOptions) -> None:
     with progress_bar("points") as advance:
         report = bench_offline(order, advance)
     output.hand_over(report, *tables(report), plot=plot)
+
+
+@dataclass
+class OperatorsOptions:
+    """What `bench operators` takes."""
+
+    model: ModelArgument = None
+    rows: Annotated[list[int] | None, typer.Option(help="Sequences of a step; repeatable.", min=1)] = None
+    history: Annotated[int, typer.Option(help="Tokens that each of them has.", min=1)] = 256
+    rounds: Annotated[int, typer.Option(help="Runs of each operator; the fastest counts.", min=1)] = 7
+    threads: Threads = 0
+    json: JsonFile = None
+    debug: Debug = False
+
+
+def operators(options: OperatorsOptions) -> None:
+    """Measure each of our own CPU operators over a model's shapes: GB/s and Gop/s beside the limits here.
+
+    Also what a recorded step of several rows costs beside a step of one.
+
+    Examples:
+      firstlight bench operators
+      firstlight bench operators model.gguf --rows 1 --rows 4 --history 2000 --json operators.json
+    """
+    from firstlight.bench.operators import OperatorsOrder, bench_operators, tables
+
+    output = Output("operators", options.json)
+    order = OperatorsOrder(
+        model=locate(options.model),
+        threads=options.threads,
+        rows=tuple(options.rows or OperatorsOrder.rows),
+        history=options.history,
+        rounds=options.rounds,
+    )
+    with progress_bar("rows") as advance:
+        report = bench_operators(order, advance)
+    output.hand_over(report, *tables(report))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from firstlight.engine.plan import StepPlan
 from firstlight.models.batch import ForwardBatch
 from firstlight.models.decoder import Decoder
 from firstlight.ops.contract import AttentionShape, StepRows
-from firstlight.ops.cpu.library import Step, address
+from firstlight.ops.cpu.library import Op, Pool, Step, address
 from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.cpu.tape import NativeTape
 
@@ -58,6 +58,20 @@ class RecordedReplay:
         self._recorder: Recorder = NoBox()
         self._step_place = 0
         self._arrays = StepArrays(0, shape.head_size)
+
+    @property
+    def pool(self) -> Pool:
+        return self._ops.pool
+
+    @property
+    def step(self) -> Step:
+        """The last step, as the library read it."""
+        return self._arrays.step
+
+    @property
+    def operators(self) -> list[Op]:
+        """Of a step in their order, once one was recorded."""
+        return [] if self._tape is None else self._tape.operators
 
     def watched_by(self, recorder: Recorder) -> None:
         """From now on `recorder` is told of each step; call before the first one."""

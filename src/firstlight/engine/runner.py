@@ -37,6 +37,11 @@ class ModelRunner:
         self._turns = turn_table.cpu().numpy()
         pool.zero_null_page(tables.page_size)
 
+    @property
+    def replay(self) -> Replay | RecordedReplay:
+        """How forward passes reach the device."""
+        return self._replay
+
     def run(self, plan: StepPlan) -> torch.Tensor:
         """Logits of the entries in `plan.samples`, float32 [L, V]; on every rank."""
         rows = self._tables.rows(plan)

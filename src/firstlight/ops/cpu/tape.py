@@ -153,6 +153,10 @@ class NativeTape:
         self._append(op, "attention")
         return Activation(op, shape.num_heads * shape.head_size, 3, 4, "attended")
 
+    @property
+    def operators(self) -> list[Op]:
+        return [op for part in self._parts for op in part.ops]
+
     def run(self, step: Step, tokens_T: np.ndarray, counter: int = 0, number: int = 0) -> torch.Tensor:
         """Runs the programs; logits [step.num_logits, V], which the next call may overwrite.
 
