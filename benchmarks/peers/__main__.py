@@ -1,7 +1,8 @@
-"""`python -m peers`: sets up the peers, measures all of them in turns, and writes the page. For `make bench-peers`.
+"""`python -m peers`: sets up the peers, measures all of them in turns, and writes the page. For `make
+bench-peers`.
 
-Invariant: what was measured is stored before anything else is done, and a second call goes on where the first one
-ended.
+Invariant: what was measured is stored before anything else is done, and a second call goes on where the
+first one ended.
 """
 
 from __future__ import annotations

@@ -21,7 +21,15 @@ LLAMA_SPEC = "llama-cpp-python==0.3.36"
 OPENVINO_SPECS = ("openvino==2026.4.1", "openvino-genai==2026.4.1")
 # The exporter wants any torch: the one that is there already keeps pip from fetching one for CUDA.
 EXPORTER_SPECS = ("optimum-intel==2.2.0", "nncf")
-LLAMA_FLAGS = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"]
+LLAMA_FLAGS = [
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+]
 _PIP = ("-m", "pip", "--disable-pip-version-check")
 Say = Callable[[str], None]
 

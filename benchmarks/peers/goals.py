@@ -1,7 +1,7 @@
 """Which peer is to be beaten in what, by how much, and whether it is. Pure.
 
-Used by `page` and `picture`. Invariant: a setting that answered wrongly is no peer, and what was not measured is
-neither reached nor missed.
+Used by `page` and `picture`. Invariant: a setting that answered wrongly is no peer, and what was not
+measured is neither reached nor missed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What the machine can do at most, and what the model asks of it: `python -m peers.limits GGUF THREADS`, as JSON.
+"""What the machine can do at most, and what the model asks of it: `python -m peers.limits GGUF THREADS`, as
+JSON.
 
-Started by `rounds` in every round, in a process of its own. Invariant: rates are the best of several passes, so
-that a share above 1 can only come from a noisy neighbour.
+Started by `rounds` in every round, in a process of its own. Invariant: rates are the best of several
+passes, so that a share above 1 can only come from a noisy neighbour.
 """
 
 from __future__ import annotations

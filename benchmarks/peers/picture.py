@@ -1,7 +1,8 @@
-"""The picture of docs/performance.md: a panel a measure, ours beside the peers, the machine's limit as a line.
+"""The picture of docs/performance.md: a panel a measure, ours beside the peers, the machine's limit as a
+line.
 
-Used by `__main__`; needs matplotlib (the extra `plots`). Invariant: colours are told apart by people who see none
-of them: ours is the only dark bar, and every value is written out.
+Used by `__main__`; needs matplotlib (the extra `plots`). Invariant: colours are told apart by people who
+see none of them: ours is the only dark bar, and every value is written out.
 """
 
 from __future__ import annotations

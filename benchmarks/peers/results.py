@@ -1,7 +1,7 @@
 """The results file: every measurement as it was made, stored after each, so that a run can go on later.
 
-Used by `rounds`, `goals` and `page`. Invariant: the file is whole at every moment, and one file holds figures of
-one machine, model and number of threads only.
+Used by `rounds`, `goals` and `page`. Invariant: the file is whole at every moment, and one file holds
+figures of one machine, model and number of threads only.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import msgspec
 from firstlight.base.errors import UsageError
 from firstlight.bench.measures import median
 from firstlight.bench.report import provenance
-from peers.measures import is_right
+from peers.measures import are_right
 
-ANSWER, LIMITS = "answer", "limits"  # a measure with a text, and a setting that is the machine itself
+ANSWER, LIMITS = "answer", "limits"  # a measure with texts, and a setting that is the machine itself
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One measurement: a value, the text of an answer, or why there is none."""
+    """One measurement: a value, the answers to the plain questions, or why there is none."""
 
     round: int
     setting: str
     measure: str
     value: float | None = None
-    text: str | None = None
+    texts: list[str] = []
     error: str | None = None
     took_s: float = 0.0
     time: str = ""
 
 
 class Results(msgspec.Struct, kw_only=True):
-    """One run. `quality` is the report of `firstlight bench quality`, `facts` what the model makes necessary."""
+    """One run. `quality` is the report of `bench quality`, `facts` what the model makes necessary."""
 
     rounds: int
     threads: int
@@ -66,18 +66,18 @@ class Results(msgspec.Struct, kw_only=True):
         values = self.values(setting, measure)
         return median(values) if values else None
 
-    def answers(self, setting: str) -> list[str]:
-        """What it said to the plain question, in each visit."""
-        return [s.text for s in self._of(setting, ANSWER) if s.text is not None]
+    def answers(self, setting: str) -> list[list[str]]:
+        """What it said to the plain questions, in each visit."""
+        return [s.texts for s in self._of(setting, ANSWER) if s.texts]
 
     def is_valid(self, setting: str) -> bool:
         """Whether it has answered, and rightly each time."""
         answers = self.answers(setting)
-        return bool(answers) and all(map(is_right, answers))
+        return bool(answers) and all(map(are_right, answers))
 
     def is_wrong(self, setting: str) -> bool:
         """Whether it has given a wrong answer."""
-        return not all(map(is_right, self.answers(setting)))
+        return not all(map(are_right, self.answers(setting)))
 
     def errors(self) -> list[Sample]:
         """What could not be measured, unless it could later."""
@@ -92,7 +92,7 @@ class Results(msgspec.Struct, kw_only=True):
 
 
 def start_or_resume(path: Path, *, rounds: int, threads: int, model: str, fresh: bool) -> Results:
-    """The run in the file with so many rounds now, or a new one. Raises `UsageError` where it is another's."""
+    """The run in the file with so many rounds now, or a new one. Raises `UsageError` for another's."""
     now = provenance()
     if fresh or not path.exists():
         return Results(rounds=rounds, threads=threads, model=model, provenance=now)

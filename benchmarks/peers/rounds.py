@@ -1,7 +1,7 @@
 """The run: round after round every engine is started, asked, measured and ended, and each figure is stored.
 
-Called by `__main__`. Invariant: while one engine is measured, no other one runs: it is not there, or stopped by a
-signal.
+Called by `__main__`. Invariant: while one engine is measured, no other one runs: it is not there, or
+stopped by a signal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from firstlight.base.errors import EngineError, FirstlightError
-from peers.measures import BY_NAME, LAUNCH, MEMORY, WARM_UP, Measure, figure, is_right
+from peers.measures import BY_NAME, LAUNCH, MEMORY, QUESTIONS, WARM_UP, Measure, are_right, figure, num_right
 from peers.results import ANSWER, LIMITS, Results, Sample, save
 from peers.schedule import Schedule
 from peers.settings import Setting
@@ -107,10 +107,11 @@ class Run:
     def _measure_all(self, setting: Setting, number: int, subject: Subject, needs: list[Measure]) -> None:
         start_s = time.monotonic()
         try:
-            answer = subject.answer()
-            self._keep(Sample(round=number, setting=setting.name, measure=ANSWER, text=answer), start_s)
-            if not is_right(answer):
-                self._say(f"  WRONG, so not a valid setting: {answer!r}")
+            answers = [subject.answer(question) for question, _ in QUESTIONS]
+            self._keep(Sample(round=number, setting=setting.name, measure=ANSWER, texts=answers), start_s)
+            self._say(f"  {num_right(answers)} of {len(answers)} plain questions answered; {answers[0]!r}")
+            if not are_right(answers):
+                self._say(f"  WRONG, so not a valid setting: {answers}")
                 return
             subject.load(WARM_UP, number)
         except (FirstlightError, OSError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Every engine in every setting in which it is measured: its command, and what is to be known of it. Pure.
 
-Used by `rounds` and `page`. Invariant: all settings have the same threads, the same number of sequences and the
-same number of tokens in the KV cache; each keeps its own default type of the KV.
+Used by `rounds` and `page`. Invariant: all settings have the same threads, the same number of sequences and
+the same number of tokens in the KV cache; each keeps its own default type of the KV.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _transformers(places: Places, threads: int) -> Setting:
         peer=TRANSFORMERS,
         variant="",
         command=(sys.executable, driver, str(places.model), str(threads)),
-        note="generate() in process, float32 or bfloat16 as the processor has it, dynamic cache; every other round",
+        note="generate() in process, dynamic cache, bfloat16 where the processor has it, else float32",
         is_driver=True,
         every=2,
     )

@@ -1,7 +1,7 @@
 """An engine that is being measured: a server over HTTP, or a process that speaks JSON lines.
 
-Used by `rounds`. Linux only. Invariant: after `close` nothing of it runs, and a load's report is made the same
-way for both kinds.
+Used by `rounds`. Linux only. Invariant: after `close` nothing of it runs, and a load's report is made the
+same way for both kinds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from firstlight.bench.measures import RequestRecord
 from firstlight.bench.server_process import CommandServer, process_tree, tree_pss_bytes
 from firstlight.bench.serving import ServingOrder, bench_serving
 from firstlight.bench.serving_report import Outcome, ServingReport, make_report
-from peers.measures import ANSWER_TOKENS, QUESTION, Measure
+from peers.measures import ANSWER_TOKENS, Measure
 from peers.settings import NAME, Setting
 
 LAUNCH_S, ORDER_S = 900.0, 600.0
@@ -42,8 +42,8 @@ class Subject(Protocol):
     def load(self, measure: Measure, seed: int) -> ServingReport:
         """Carries out a load."""
 
-    def answer(self) -> str:
-        """To `QUESTION`, greedy, by the chat template."""
+    def answer(self, question: str) -> str:
+        """Greedy, by the chat template."""
 
     def pss_bytes(self) -> int:
         """Of all its processes."""
@@ -87,8 +87,8 @@ class HttpSubject:
         )
         return bench_serving(order)
 
-    def answer(self) -> str:
-        message = {"role": "user", "content": QUESTION}
+    def answer(self, question: str) -> str:
+        message = {"role": "user", "content": question}
         body = {"model": NAME, "messages": [message], "temperature": 0, "max_tokens": ANSWER_TOKENS}
         connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=ORDER_S)
         try:
@@ -140,8 +140,8 @@ class DriverSubject:
         reply = self._ask({**order, "concurrency": measure.concurrency})
         return report_of(reply, measure)
 
-    def answer(self) -> str:
-        return str(self._ask({"do": "chat", "question": QUESTION, "num_new": ANSWER_TOKENS})["text"])
+    def answer(self, question: str) -> str:
+        return str(self._ask({"do": "chat", "question": question, "num_new": ANSWER_TOKENS})["text"])
 
     def pss_bytes(self) -> int:
         return tree_pss_bytes(self._process.pid)

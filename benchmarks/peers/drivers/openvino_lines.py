@@ -1,8 +1,8 @@
 """OpenVINO GenAI's continuous batching in this process, driven by JSON lines.
 
-Started by `peers.subjects` with the interpreter of OpenVINO's own environment:
-MODEL TOKENIZER-FOLDER PRECISION THREADS KV-TOKENS SEQUENCES. Invariant: prompts are token ids as they come, and
-every request gets all the tokens that were asked for.
+Started by `peers.subjects` with the interpreter of OpenVINO's own environment: MODEL TOKENIZER-FOLDER
+PRECISION THREADS KV-TOKENS SEQUENCES. Invariant: prompts are token ids as they come, and every request gets
+all the tokens that were asked for.
 """
 
 from __future__ import annotations

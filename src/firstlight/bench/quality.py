@@ -75,7 +75,7 @@ class QualityReport:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityOrder:
-    """What to compare. `long_text` is a text and its source; without it and `questions` those parts are left out."""
+    """What to compare. `long_text` is a text and its source; what is not given is left out."""
 
     model: Path
     texts: list[str]

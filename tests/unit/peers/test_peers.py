@@ -10,23 +10,24 @@ import pytest
 from firstlight.base.errors import EngineError, UsageError
 from peers import page
 from peers.goals import best, goals, limits
-from peers.measures import BY_NAME, MEASURES, figure, is_right
+from peers.measures import BY_NAME, MEASURES, are_right, figure, num_right
 from peers.results import ANSWER, LIMITS, Results, Sample, load, save, start_or_resume
 from peers.schedule import Schedule
 from peers.settings import OPENVINO, OURS, VLLM, Places, settings
 from peers.subjects import chat_text, report_of
 
 ALL = settings(Places(Path("/peers"), Path("/vllm"), Path("/m/model.gguf")), 2)
-RIGHT, WRONG = "It is Paris.", "It is Lyon."
+RIGHT = ["It is Paris.", "Rome", "Tokyo it is", "cold", "I do not know."]
+WRONG = ["It is Lyon.", *RIGHT[1:]]
 
 
-def results_of(*figures: tuple[int, str, str, float], answers: dict[str, str] | None = None) -> Results:
+def results_of(*figures: tuple[int, str, str, float], answers: dict[str, list[str]] | None = None) -> Results:
     """Every setting with a figure has answered rightly, unless `answers` says what."""
     results = Results(rounds=2, threads=2, model="/m/model.gguf", provenance={"processor": "P"})
     for name in dict.fromkeys(setting for _, setting, _, _ in figures):
         if name != LIMITS:
-            text = (answers or {}).get(name, RIGHT)
-            results.add(Sample(round=1, setting=name, measure=ANSWER, text=text))
+            texts = (answers or {}).get(name, RIGHT)
+            results.add(Sample(round=1, setting=name, measure=ANSWER, texts=texts))
     for number, setting, measure, value in figures:
         results.add(Sample(round=number, setting=setting, measure=measure, value=value, took_s=2.0))
     return results
@@ -68,9 +69,11 @@ def test_an_answer_that_is_too_short_is_no_figure() -> None:
 
 
 def test_answers_are_read_and_judged() -> None:
-    body = msgspec.json.encode({"choices": [{"message": {"role": "assistant", "content": RIGHT}}]})
-    assert is_right(chat_text(body))
-    assert not is_right(WRONG)
+    body = msgspec.json.encode({"choices": [{"message": {"role": "assistant", "content": RIGHT[0]}}]})
+    assert chat_text(body) == RIGHT[0]
+    assert (num_right(RIGHT), num_right(WRONG)) == (4, 3)
+    assert are_right(RIGHT)
+    assert not are_right(WRONG)
 
 
 def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
@@ -177,11 +180,11 @@ def test_limits_follow_from_the_rates() -> None:
 def test_the_page_says_what_was_found(tmp_path: Path) -> None:
     results = full_results()
     results.notes = {VLLM: "a note"}
-    results.add(Sample(round=1, setting="openvino int4 bf16", measure=ANSWER, text=WRONG))
+    results.add(Sample(round=1, setting="openvino int4 bf16", measure=ANSWER, texts=WRONG))
     results.add(Sample(round=1, setting=VLLM, measure="decode_1", error="broke\noff"))
     text = page.whole(results)
     assert "| **130 (1)** | 100 (1) Q4_0 |" in text
-    assert "| openvino int4 bf16 |  | **wrong** | It is Lyon. |" in text
+    assert "| openvino int4 bf16 |  | **wrong**, 3 of 5 | It is Lyon. / Rome /" in text
     assert "vllm, decode_1: broke off" in text
     assert "Q\\|?" in text
     assert "/m/" not in text
