@@ -19,7 +19,7 @@ TEST := $(VENV)/.installed-test
 VLLM := .venv-vllm
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve test sanitize instructions test-fast format lint types unit parity e2e shape test-vllm bench bench-compare soak fix docs clean
+.PHONY: help serve test sanitize instructions test-fast format lint types unit parity e2e shape test-vllm bench bench-compare bench-peers bench-peers-report soak fix docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
@@ -81,11 +81,19 @@ bench: $(RUN)  ## benchmark a running server: make bench ARGS="--url http://127.
 bench-compare: $(TEST)  ## side by side with transformers; results in benchmarks/results
 	$(BIN)/python benchmarks/compare_transformers.py $(ARGS)
 
+# vLLM is installed only where it is among the peers that were asked for. Where the setup fails, it says so and goes on.
+bench-peers: $(TEST)  ## beside llama.cpp, OpenVINO, vLLM and transformers: 6 GB and an hour the first time, then 25 minutes
+	@case "$(ARGS)" in *--peers*) ;; *) $(MAKE) --no-print-directory $(VLLM)/.installed;; esac
+	@TORCH_SPEC="$(TORCH_SPEC)" PYTHONPATH=benchmarks $(BIN)/python -m peers $(ARGS)
+
+bench-peers-report: $(TEST)  ## write docs/performance.md from the results of make bench-peers
+	@PYTHONPATH=benchmarks $(BIN)/python -m peers --report $(ARGS)
+
 soak: $(RUN)  ## twenty minutes of mixed load with random aborts against a server of our own
 	$(BIN)/firstlight bench soak $(ARGS)
 
 clean:  ## remove the environment and all caches of the tools
-	rm -rf $(VENV) $(VLLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis src/firstlight.egg-info
+	rm -rf $(VENV) $(VLLM) .peers .mypy_cache .ruff_cache .pytest_cache .hypothesis src/firstlight.egg-info
 
 # torch first, so that the range in pyproject.toml is already satisfied by the build that was asked for.
 $(RUN): pyproject.toml constraints.txt

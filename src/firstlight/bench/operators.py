@@ -25,7 +25,7 @@ from firstlight.engine.replay import RecordedReplay
 from firstlight.engine.startup import Started
 from firstlight.ops.cpu import library as native
 from firstlight.ops.cpu.library import Op, Pool, Step
-from firstlight.ops.cpu.packed import CODES, PLAIN, packed_bytes
+from firstlight.ops.cpu.packed import LAYOUTS, packed_bytes
 
 READ_BYTES = 256 * 2**20  # above any last-level cache of machines with few cores
 LOOPS = 200_000
@@ -37,7 +37,7 @@ NAMES = {
     native.TURN_AND_WRITE: "rotary and KV write",
     native.ATTEND: "attention",
 }
-FORMATS = {number: name for name, number in CODES.items()} | {n: name for name, (n, _) in PLAIN.items()}
+FORMATS = {number: layout.name for number, layout in LAYOUTS.items()}
 HALF_BYTES = 2
 
 

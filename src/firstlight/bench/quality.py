@@ -19,13 +19,23 @@ from rich.table import Table
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import UsageError, why_unreadable
-from firstlight.bench.in_process import logits_of, open_engine
+from firstlight.bench.in_process import open_engine
 from firstlight.bench.measures import percentile
+from firstlight.bench.quality_full import (
+    Answer,
+    LongText,
+    answers,
+    kl_divergence,
+    log_probabilities,
+    long_text_report,
+    loss_of,
+    measure_long_text,
+)
 from firstlight.bench.report import plain_table
-from firstlight.engine.startup import Started
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.text.model import TextModel
 
+PERPLEXITY_GOAL = 0.005  # how far the perplexity of a long text may be from float32's, as a share
 ROWS = (1, 8, 0)  # positions in a step: decoding alone, decoding together, and 0: the whole text, as a prompt
 MAX_TEXT_TOKENS, MAX_MODEL_LEN = 512, 1024
 _SECTION = EngineSection(max_batched_tokens=MAX_TEXT_TOKENS, kv_memory_bytes=128 * 2**20)
@@ -54,10 +64,26 @@ class QualityReport:
     gaps: tuple[Gap, ...]
     layouts: tuple[str, ...]
     goal: float
+    long_text: LongText | None = None
+    answers: tuple[Answer, ...] = ()
 
     @property
     def meets_goal(self) -> bool:
-        return all(gap.kl_mean <= self.goal for gap in self.gaps)
+        is_close = all(gap.kl_mean <= self.goal for gap in self.gaps)
+        return is_close and (self.long_text is None or abs(self.long_text.change) <= PERPLEXITY_GOAL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityOrder:
+    """What to compare. `long_text` is a text and its source; what is not given is left out."""
+
+    model: Path
+    texts: list[str]
+    threads: int = 0
+    goal: float = 2e-3
+    cpu_kernels: str = "stock"
+    long_text: tuple[str, str] | None = None
+    questions: tuple[str, ...] = ()
 
 
 @dataclass
@@ -87,54 +113,47 @@ def read_texts(path: Path | None = None) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-def bench_quality(
-    model: Path, texts: list[str], threads: int, goal: float, on_progress: Callable[[int, int], None]
-) -> QualityReport:
+def bench_quality(order: QualityOrder, on_progress: Callable[[int, int], None]) -> QualityReport:
     """Loads the model twice, in float32 and in the fast compute type, and compares their logits."""
-    model_len = min(MAX_MODEL_LEN, open_checkpoint(model).description.max_position)
-    section = msgspec.structs.replace(_SECTION, threads=threads, max_model_len=model_len)
-    encode = TextModel.load(model).encode
-    exact, fast = open_engine(model, "float32", section), open_engine(model, "auto", section)
+    model_len = min(MAX_MODEL_LEN, open_checkpoint(order.model).description.max_position)
+    section = msgspec.structs.replace(_SECTION, threads=order.threads, max_model_len=model_len)
+    encode = TextModel.load(order.model).encode
+    exact = open_engine(order.model, "float32", section)
+    own = msgspec.structs.replace(section, cpu_kernels=order.cpu_kernels)
+    fast = open_engine(order.model, "auto", own)
     sums = {rows: _Sums([]) for rows in ROWS}
     loss, num_losses = 0.0, 0
-    for number, text in enumerate(texts, 1):
+    for number, text in enumerate(order.texts, 1):
         tokens = encode(text)[:MAX_TEXT_TOKENS]
         exact_log_TV = log_probabilities(exact, tokens, len(tokens))  # noqa: N806 - shape suffix
-        loss += _loss(exact_log_TV, tokens)
+        loss += loss_of(exact_log_TV, tokens)
         num_losses += len(tokens) - 1
         for rows, so_far in sums.items():
             _compare(exact_log_TV, log_probabilities(fast, tokens, rows or len(tokens)), tokens, so_far)
-        on_progress(number, len(texts))
+        on_progress(number, len(order.texts))
+    long_text = None
+    if order.long_text is not None:
+        tokens = encode(order.long_text[0])
+        found = measure_long_text(exact, fast, tokens, on_progress)
+        long_text = long_text_report(*order.long_text, len(tokens), found)
     return QualityReport(
-        model=str(model),
-        num_texts=len(texts),
+        model=str(order.model),
+        num_texts=len(order.texts),
         reference_perplexity=math.exp(loss / num_losses),
         gaps=tuple(_gap(rows, so_far, num_losses) for rows, so_far in sums.items()),
         layouts=tuple(fast.report["layouts"]),
-        goal=goal,
+        goal=order.goal,
+        long_text=long_text,
+        answers=answers(order.model, list(order.questions), order.threads, order.cpu_kernels)
+        if order.questions
+        else (),
     )
-
-
-def log_probabilities(engine: Started, tokens: list[int], rows_per_step: int) -> torch.Tensor:
-    """At every position, float64 [T, V]: a gap of 1e-4 must not drown in the rounding of the comparison."""
-    return logits_of(engine, tokens, rows_per_step).double().log_softmax(-1)
-
-
-def kl_divergence(exact_log_TV: torch.Tensor, other_log_TV: torch.Tensor) -> torch.Tensor:  # noqa: N803
-    """KL(exact || other) of each row, in nats: [T]."""
-    return (exact_log_TV.exp() * (exact_log_TV - other_log_TV)).sum(-1)
 
 
 def _compare(exact_log_TV: torch.Tensor, fast_log_TV: torch.Tensor, tokens: list[int], sums: _Sums) -> None:  # noqa: N803
     sums.divergences += kl_divergence(exact_log_TV, fast_log_TV).tolist()
     sums.num_equal += int((exact_log_TV.argmax(-1) == fast_log_TV.argmax(-1)).sum())
-    sums.loss += _loss(fast_log_TV, tokens)
-
-
-def _loss(log_TV: torch.Tensor, tokens: list[int]) -> float:  # noqa: N803
-    """Of each text's tokens after the first, summed, in nats."""
-    following = torch.tensor(tokens[1:])
-    return -float(log_TV[:-1].gather(1, following[:, None]).sum())
+    sums.loss += loss_of(fast_log_TV, tokens)
 
 
 def _gap(rows: int, sums: _Sums, num_losses: int) -> Gap:
@@ -181,3 +200,21 @@ def table(report: QualityReport) -> Table:
         f"{report.model} against float32 on {report.num_texts} texts; mean KL of {report.goal:g} is {verdict}"
     )
     return plain_table(title, columns, rows)
+
+
+def details(report: QualityReport) -> str:
+    """The long text and the answers, for people; empty where they were not asked for."""
+    lines = []
+    if (long := report.long_text) is not None:
+        verdict = "met" if abs(long.change) <= PERPLEXITY_GOAL else "NOT met"
+        lines += [
+            f"perplexity on {long.num_bytes:,} bytes of {long.source}, {long.num_tokens:,} tokens:",
+            f"  {long.perplexity:.4f}, float32 {long.reference_perplexity:.4f}: {long.change:+.3%} "
+            f"({PERPLEXITY_GOAL:.1%} is {verdict}); KL mean {long.kl_mean:.2e}",
+        ]
+    if report.answers:
+        differing = [one for one in report.answers if one.fast != one.exact]
+        lines.append(f"greedy answers: {len(differing)} of {len(report.answers)} differ from float32's")
+        for one in differing:
+            lines += [f"  {one.question}", f"    fast:    {one.fast!r}", f"    float32: {one.exact!r}"]
+    return "\n".join(lines)

@@ -148,6 +148,15 @@ class QualityOptions:
         typer.Option(help="Your own texts, with lines of ---- between them. Default: ours.", metavar="FILE"),
     ] = None
     goal: Annotated[float, typer.Option(help="Mean KL a token that is still good.", min=0)] = 2e-3
+    full: Annotated[
+        bool,
+        typer.Option("--full", metavar="", help="Also 100 kB of text and the answers to fifty questions."),
+    ] = False
+    long_text: Annotated[
+        Path | None,
+        typer.Option(help="A long text of yours, for --full. Default: Python's manual.", metavar="FILE"),
+    ] = None
+    cpu_kernels: Annotated[str, typer.Option(help="auto: our own; stock: those of PyTorch.")] = "stock"
     threads: Threads = 0
     json: JsonFile = None
     debug: Debug = False
@@ -157,19 +166,31 @@ def quality(options: QualityOptions) -> int:
     """Compare the fast layouts of the weights with float32: KL a token on twenty real texts.
 
     Measured with 1 and 8 positions in a step and with whole texts, as the layout depends on their number.
-    Ends with exit code 1 where the mean is above the goal.
+    With --full also the perplexity of a long text, within 0.5 %, and what differs in greedy answers.
+    Ends with exit code 1 where the mean is above the goal, or the perplexity too far off.
 
     Examples:
       firstlight bench quality
+      firstlight bench quality --full --cpu-kernels auto
       firstlight bench quality model.gguf --goal 0.001 --json quality.json
     """
-    from firstlight.bench.quality import bench_quality, read_texts, table
+    from firstlight.bench.quality import QualityOrder, bench_quality, details, read_texts, table
+    from firstlight.bench.quality_full import read_long_text, read_questions
 
     output = Output("quality", options.json)
-    texts = read_texts(options.texts)
+    order = QualityOrder(
+        model=locate(options.model),
+        texts=read_texts(options.texts),
+        threads=options.threads,
+        goal=options.goal,
+        cpu_kernels=options.cpu_kernels,
+        long_text=read_long_text(options.long_text) if options.full else None,
+        questions=tuple(read_questions()) if options.full else (),
+    )
     with progress_bar("texts") as advance:
-        report = bench_quality(locate(options.model), texts, options.threads, options.goal, advance)
-    output.hand_over(report, table(report), "\n".join(["layouts:", *report.layouts]))
+        report = bench_quality(order, advance)
+    shown = filter(None, [details(report), "\n".join(["layouts:", *report.layouts])])
+    output.hand_over(report, table(report), *shown)
     return 0 if report.meets_goal else 1
 
 

@@ -13,7 +13,8 @@ from firstlight.base.errors import UsageError
 from firstlight.bench import machine_rates
 from firstlight.bench.in_process import logits_of, open_engine
 from firstlight.bench.offline import OfflineOrder, Work, bench_offline, tables
-from firstlight.bench.quality import bench_quality, kl_divergence, read_texts, table
+from firstlight.bench.quality import QualityOrder, bench_quality, details, read_texts, table
+from firstlight.bench.quality_full import kl_divergence, read_long_text, read_questions
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.memory import kv_bytes_per_token
 from support.serving import write_chat_model
@@ -96,7 +97,10 @@ def test_logits_do_not_depend_on_the_rows_of_a_step(tiny_model: Path) -> None:
 
 
 def test_quality_of_a_tiny_model(tiny_model: Path) -> None:
-    report = bench_quality(tiny_model, ["some text, and", "more of it"], 1, 1.0, lambda done, total: None)
+    texts = ["some text, and", "more of it"]
+    order = QualityOrder(model=tiny_model, texts=texts, threads=1, goal=1.0)
+    report = bench_quality(order, lambda done, total: None)
+    assert details(report) == ""
     assert [gap.rows_per_step for gap in report.gaps] == [1, 8, 0]
     assert report.meets_goal
     assert report.reference_perplexity > 1
@@ -104,3 +108,27 @@ def test_quality_of_a_tiny_model(tiny_model: Path) -> None:
         assert 0 <= gap.kl_mean <= gap.kl_max < 0.1
         assert gap.perplexity == pytest.approx(report.reference_perplexity, rel=0.05)
     assert table(report).row_count == 4
+
+
+def test_a_long_text_is_scored_in_windows(tiny_model: Path) -> None:
+    text = "some text, and more of it. " * 60
+    order = QualityOrder(model=tiny_model, texts=["a text"], threads=1, goal=1.0, long_text=(text, "a test"))
+    long = bench_quality(order, lambda done, total: None).long_text
+    assert long is not None
+    assert long.num_tokens > 512, "more than one window"
+    assert (long.source, long.num_bytes) == ("a test", len(text))
+    assert long.perplexity == pytest.approx(long.reference_perplexity, rel=0.05)
+    assert 0 <= long.kl_mean < 0.1
+
+
+def test_what_the_full_quality_asks(tmp_path: Path) -> None:
+    assert len(set(read_questions())) == 50
+    text, source = read_long_text()
+    assert len(text.encode()) == 100_000
+    assert "Python" in source
+    own = tmp_path / "own.txt"
+    own.write_text("é" * 60_000)
+    text, source = read_long_text(own)
+    assert (len(text), source) == (50_000, "own.txt")
+    with pytest.raises(UsageError, match="cannot read"):
+        read_long_text(tmp_path / "none.txt")
