@@ -48,7 +48,7 @@ Named = Iterator[tuple[str, torch.Tensor]]
 @cache
 def confirmed_set(library: ctypes.CDLL) -> tuple[int, str]:
     """The best instruction set that passes the check, and what to tell about better ones that did not."""
-    notes = []
+    notes: list[str] = []
     available = library.fl_instruction_sets()
     for number in sorted(INSTRUCTION_SETS, reverse=True):
         if number == PORTABLE or not available & number:
