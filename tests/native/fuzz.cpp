@@ -236,6 +236,7 @@ static void fuzz_experts(void* pool) {
         starts.push_back(starts.back() + (between(0, 1) ? 0 : between(0, 4) ? between(1, 9) : between(60, 70)));
     }
     int64_t rows = starts.back();
+    if (rows == 0) return;
     std::vector<float> x = values(rows * w.inputs), out((size_t)(rows * w.outputs), NAN);
     Coded coded(rows, has_codes(w.format) ? w.inputs : GROUP);
     Step step = {};
@@ -247,6 +248,7 @@ static void fuzz_experts(void* pool) {
     run(pool, ops, step);
     for (int64_t e = 0; e < experts; e++) {
         int64_t first = starts[(size_t)e], count = starts[(size_t)e + 1] - first;
+        if (count == 0) continue;
         std::vector<float> alone((size_t)(count * w.outputs));
         std::vector<Op> single;
         step.num_rows = count;

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.hf_config_writer import hf_config
+from support import nested
 
 Weights = dict[str, np.ndarray]
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
@@ -139,7 +140,9 @@ def interleave_heads(values: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def quantise(values: np.ndarray, kind: GgmlType) -> np.ndarray:
-    """The bytes that the gguf package makes of float32 values."""
+    """The bytes that the gguf package makes of float32 values; of nested formats our tests' own."""
+    if kind in (GgmlType.Q4_K, GgmlType.Q6_K):
+        return nested.quantize(values, kind.name)
     if kind in (GgmlType.F32, GgmlType.F16):
         return values.astype(np.float32 if kind == GgmlType.F32 else np.float16)
     return gguf.quants.quantize(values, kind)
