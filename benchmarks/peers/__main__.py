@@ -70,7 +70,8 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
         arguments.output, rounds=rounds, threads=threads, model=str(places.gguf), fresh=arguments.fresh
     )
     results.versions = environments.versions()
-    results.notes = {**{s.name: s.note for s in settings(places, threads)}, **missing}
+    notes = {s.name: s.note for s in settings(places, threads)}
+    results.notes = {**notes, **{f"missing {peer}": why for peer, why in missing.items()}}
     with Run(schedule, results, arguments.output, say) as run:
         run.all_rounds()
     if not arguments.quick and results.quality is None and not arguments.no_quality:

@@ -13,7 +13,7 @@ from peers.goals import Best, Goal, best, best_multiply, goals, limits, measures
 from peers.measures import KV_TOKENS, MAX_SEQUENCES, QUESTIONS, Measure, num_right
 from peers.results import LIMITS, Results
 from peers.schedule import BEHIND
-from peers.settings import LLAMA, OPENVINO, OURS, TRANSFORMERS, VLLM
+from peers.settings import OPENVINO, OURS, TRANSFORMERS, VLLM
 
 _HEAD = """# Performance on a CPU
 
@@ -188,7 +188,7 @@ def _settings(results: Results) -> str:
         f"{versions}.",
         _markdown(["setting", "what it is", "answers", "those of the worst visit"], rows),
     ]
-    absent = [f"- {peer}: {results.notes[peer]}" for peer in (LLAMA, OPENVINO, VLLM) if peer in results.notes]
+    absent = [f"- {name}: {why}" for name, why in results.notes.items() if name.startswith("missing ")]
     failed = [f"- round {s.round}, {s.setting}, {s.measure}: {s.error}"[:300] for s in results.errors()]
     if absent or failed:
         parts += ["Not measured:", "\n".join(map(_flat, absent + failed))]

@@ -45,12 +45,12 @@ def _panel(axis: Any, results: Results, measure: Measure) -> None:
     axis.set_yticks(range(len(shown)), [one.setting for _, one in shown], fontsize=8)
     axis.invert_yaxis()
     limit = limits(results).get(measure.name)
-    edge = max([*(one.most for _, one in shown), limit or 0])
+    edge = max([*(one.most for _, one in shown), limit or 0, 1e-9])
     if limit is not None:
         axis.axvline(limit, color=_LIMIT, linestyle="--", linewidth=1.5)
     if measure.name == LAUNCH:
         axis.set_xscale("log")
-        axis.set_xlim(right=edge * 4)
+        axis.set_xlim(min(values, default=1) / 2, max(edge, 1) * 4)
     else:
         axis.set_xlim(0, edge * 1.22)
     for place, (_, one) in enumerate(shown):

@@ -44,7 +44,8 @@ class Run:
     def all_rounds(self) -> None:
         """What the results do not have yet."""
         for number in range(1, self._results.rounds + 1):
-            visits = [s for s in self._schedule.settings if self._schedule.needs(self._results, s, number)]
+            going = [s for s in self._schedule.settings if s.name not in self._given_up]
+            visits = [s for s in going if self._schedule.needs(self._results, s, number)]
             if not visits:
                 continue
             self._limits(number)
@@ -66,7 +67,7 @@ class Run:
 
     def _visit(self, setting: Setting, number: int) -> None:
         needs = self._schedule.needs(self._results, setting, number)
-        if not needs or setting.name in self._given_up:
+        if not needs:
             return
         left_min = self._schedule.remaining_s(self._results, number, setting) / 60
         self._say(f"round {number} of {self._results.rounds}, {setting.name} (about {left_min:.0f} min left)")
