@@ -21,7 +21,7 @@ from support.engines import Harness, submit
 from support.transformers_models import CONFIGS, logits_of, random_model, save
 
 NUM_TOKENS = 150  # beyond the windows, and beyond the original positions of the scaled ropes
-FAST_TOLERANCE = 0.04  # bfloat16 products through 3 layers of random weights
+FAST_TOLERANCE = 0.06  # bfloat16 products or 8-bit activations through 3 layers of random weights
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,8 +1,9 @@
 // Paged grouped-query attention of some rows of one sequence over one KV head.
 //
-// The history is walked in spans of 64 positions, at the same places for every row; each row keeps its largest
-// score, the sum of its weights and the weighted values. So a row's bits depend on its position and its history
-// alone, whether it comes alone, in a chunk, or in whatever batch.
+// The history falls into parts of 128 positions, walked in spans of 64, at the same places for every row. For each part
+// a row has its largest score, the sum of its weights and the weighted values, and these are merged in the order of
+// the parts, whether one thread does them all or several share them. So a row's bits depend on its position and its
+// history alone, whether it comes alone, in a chunk, or in whatever batch.
 #pragma once
 #include "program.h"
 #include "rows.h"
@@ -19,8 +20,11 @@ static inline Heads heads_of(const Op& op) {
 
 static inline size_t attention_scratch_floats(const Heads& h) {
     size_t group = (size_t)(h.num_heads / h.num_kv_heads), padded = (size_t)h.padded;
-    return padded * (2 * SPAN + 2 * ATTENTION_ROWS * group) + 2 * ATTENTION_ROWS * group + SPAN + group * padded;
+    return padded * (2 * SPAN + 3 * ATTENTION_ROWS * group) + 4 * ATTENTION_ROWS * group + SPAN + group * padded;
 }
+
+// Floats of what a row's heads have of a part: for each the weighted values, the largest score and the sum.
+static inline int64_t partial_floats(const Heads& h) { return h.num_heads / h.num_kv_heads * (h.padded + 2); }
 
 // Keys and values of positions [first, end) of one KV head as padded floats.
 static inline void read_span(const Context& c, const Heads& h, const Op& op, int64_t sequence, int64_t kv_head,
@@ -110,50 +114,167 @@ static inline void attend_span(const float* q, const float* keys, const float* v
     for (; i < h.padded; i += 8) add_values<1>(weights, values + i, from, to, h.padded, shrink, sums + i);
 }
 
-static inline void attend_rows(const Op& op, const Context& c, const Rows& rows, int64_t kv_head) {
-    Heads h = heads_of(op);
-    int64_t group = h.num_heads / h.num_kv_heads, padded = h.padded;
-    float* keys = (float*)c.worker->scratch;
-    float* values = keys + SPAN * padded;
-    float* queries = values + SPAN * padded;
-    float* sums = queries + ATTENTION_ROWS * group * padded;
-    float* states = sums + ATTENTION_ROWS * group * padded;
-    float* weights = states + 2 * ATTENTION_ROWS * group;
-    float* joined = weights + SPAN;
+// Where the work of one block of rows and one KV head lies: `states` and `sums` are of a part, or of all.
+struct Work {
+    Heads h;
+    int64_t group, kv_head;
+    float *keys, *values, *queries, *sums, *states, *weights, *all_sums, *all_states, *joined;
+};
+
+static inline Work work_of(const Op& op, const Context& c, const Rows& rows, int64_t kv_head) {
+    Work w;
+    w.h = heads_of(op);
+    w.group = w.h.num_heads / w.h.num_kv_heads;
+    w.kv_head = kv_head;
+    int64_t padded = w.h.padded, lines = ATTENTION_ROWS * w.group;
+    w.keys = (float*)c.worker->scratch;
+    w.values = w.keys + SPAN * padded;
+    w.queries = w.values + SPAN * padded;
+    w.sums = w.queries + lines * padded;
+    w.all_sums = w.sums + lines * padded;
+    w.states = w.all_sums + lines * padded;
+    w.all_states = w.states + 2 * lines;
+    w.weights = w.all_states + 2 * lines;
+    w.joined = w.weights + SPAN;
     for (int64_t r = 0; r < rows.count; r++)
-        for (int64_t n = 0; n < group; n++) {
-            const float* q = (const float*)op.p[0] + (rows.first_row + r) * h.row_stride + (kv_head * group + n) * h.size;
-            int64_t at = r * group + n;
-            memcpy(queries + at * padded, q, (size_t)h.size * 4);
-            memset(queries + at * padded + h.size, 0, (size_t)(padded - h.size) * 4);
-            memset(sums + at * padded, 0, (size_t)padded * 4);
-            states[2 * at] = -__builtin_inff();
-            states[2 * at + 1] = 0.0f;
+        for (int64_t n = 0; n < w.group; n++) {
+            const float* q = (const float*)op.p[0] + (rows.first_row + r) * w.h.row_stride + (kv_head * w.group + n) * w.h.size;
+            float* to = w.queries + (r * w.group + n) * padded;
+            memcpy(to, q, (size_t)w.h.size * 4);
+            memset(to + w.h.size, 0, (size_t)(padded - w.h.size) * 4);
         }
-    int64_t end = rows.position + rows.count;
-    int64_t oldest = h.window && rows.position + 1 > h.window ? rows.position + 1 - h.window : 0;
-    for (int64_t span = oldest / SPAN * SPAN; span < end; span += SPAN) {
+    return w;
+}
+
+static inline void clear(const Work& w, int64_t count, float* states, float* sums) {
+    memset(sums, 0, (size_t)(count * w.group * w.h.padded) * 4);
+    for (int64_t at = 0; at < count * w.group; at++) {
+        states[2 * at] = -__builtin_inff();
+        states[2 * at + 1] = 0.0f;
+    }
+}
+
+// The first position that any of the rows sees, and the one behind the last.
+static inline int64_t oldest_of(const Heads& h, const Rows& rows) {
+    return h.window && rows.position + 1 > h.window ? rows.position + 1 - h.window : 0;
+}
+
+static inline void attend_part(const Op& op, const Context& c, const Rows& rows, const Work& w, int64_t part,
+                               float* states, float* sums) {
+    const Heads& h = w.h;
+    clear(w, rows.count, states, sums);
+    int64_t oldest = oldest_of(h, rows), end = rows.position + rows.count, behind = (part + 1) * PART;
+    end = end < behind ? end : behind;
+    for (int64_t span = part * PART; span < end; span += SPAN) {
         int64_t first = oldest > span ? oldest : span, last = end < span + SPAN ? end : span + SPAN;
-        read_span(c, h, op, rows.sequence, kv_head, first, last, keys, values);
+        if (first >= last) continue;
+        read_span(c, h, op, rows.sequence, w.kv_head, first, last, w.keys, w.values);
         for (int64_t r = 0; r < rows.count; r++) {
             int64_t position = rows.position + r;
             int64_t low = h.window && position + 1 > h.window ? position + 1 - h.window : 0;
             int64_t from = low > span ? low - span : 0, to = position + 1 < last ? position + 1 - span : last - span;
-            for (int64_t n = 0; n < group && from < to; n++) {
-                int64_t at = r * group + n;
-                attend_span(queries + at * padded, keys, values, from, to, h, weights, states + 2 * at, sums + at * padded);
+            for (int64_t n = 0; n < w.group && from < to; n++) {
+                int64_t at = r * w.group + n;
+                attend_span(w.queries + at * h.padded, w.keys, w.values, from, to, h, w.weights, states + 2 * at,
+                            sums + at * h.padded);
             }
         }
     }
+}
+
+// A part is added to those before it. A row that sees nothing of it is left as it is.
+static inline void add_part(const Work& w, int64_t count, const float* states, const float* sums) {
+    for (int64_t at = 0; at < count * w.group; at++) {
+        float before = w.all_states[2 * at], now = states[2 * at];
+        if (now == -__builtin_inff() && states[2 * at + 1] == 0.0f) continue;
+        if (before == -__builtin_inff() && w.all_states[2 * at + 1] == 0.0f) {  // the first one
+            memcpy(w.all_states + 2 * at, states + 2 * at, 8);
+            memcpy(w.all_sums + at * w.h.padded, sums + at * w.h.padded, (size_t)w.h.padded * 4);
+            continue;
+        }
+        float most = before > now ? before : now, reference = most == -__builtin_inff() ? 0.0f : most;
+        float keep = before == -__builtin_inff() ? 0.0f : exp8(all(before - reference))[0];
+        float take = now == -__builtin_inff() ? 0.0f : exp8(all(now - reference))[0];
+        w.all_states[2 * at] = most;
+        w.all_states[2 * at + 1] = w.all_states[2 * at + 1] * keep + states[2 * at + 1] * take;
+        float* to = w.all_sums + at * w.h.padded;
+        const float* from = sums + at * w.h.padded;
+        for (int64_t i = 0; i < w.h.padded; i += 8) store(to + i, load(to + i) * keep + load(from + i) * take);
+    }
+}
+
+static inline void put_attended(const Op& op, const Rows& rows, const Work& w) {
+    const Heads& h = w.h;
+    int64_t width = h.num_heads * h.size, first = w.kv_head * w.group * h.size;
     for (int64_t r = 0; r < rows.count; r++) {
-        float* out = op.p[3] ? (float*)op.p[3] + (rows.first_row + r) * h.num_heads * h.size + kv_head * group * h.size : joined;
-        for (int64_t n = 0; n < group; n++) {
-            int64_t at = r * group + n;
-            float inverse = 1.0f / states[2 * at + 1];
-            for (int64_t i = 0; i < h.size; i++) out[n * h.size + i] = sums[at * padded + i] * inverse;
+        float* out = op.p[3] ? (float*)op.p[3] + (rows.first_row + r) * width + first : w.joined;
+        for (int64_t n = 0; n < w.group; n++) {
+            int64_t at = r * w.group + n;
+            float inverse = 1.0f / w.all_states[2 * at + 1];
+            for (int64_t i = 0; i < h.size; i++) out[n * h.size + i] = w.all_sums[at * h.padded + i] * inverse;
         }
         if (op.p[4])
-            quantize_range(out, kv_head * group * h.size, group * h.size, rows.first_row + r, h.num_heads * h.size,
-                           *(const Quantized*)op.p[4]);
+            quantize_range(out, first, w.group * h.size, rows.first_row + r, width, *(const Quantized*)op.p[4]);
     }
+}
+
+// All parts, by one thread.
+static inline void attend_rows(const Op& op, const Context& c, const Rows& rows, int64_t kv_head) {
+    Work w = work_of(op, c, rows, kv_head);
+    clear(w, rows.count, w.all_states, w.all_sums);
+    int64_t end = rows.position + rows.count;
+    for (int64_t part = oldest_of(w.h, rows) / PART; part * PART < end; part++) {
+        attend_part(op, c, rows, w, part, w.states, w.sums);
+        add_part(w, rows.count, w.states, w.sums);
+    }
+    put_attended(op, rows, w);
+}
+
+// One part; whoever comes last merges them. `task` counts blocks of rows and KV heads.
+static inline void attend_share(const Op& op, const Context& c, int64_t task, int64_t part) {
+    int64_t kv_heads = op.n[1];
+    const Rows& rows = c.rows[task / kv_heads];
+    Heads h = heads_of(op);
+    int64_t size = partial_floats(h) * SHARED_ROWS, lines = rows.count * (h.num_heads / kv_heads);
+    float* mine = c.partials + task * c.num_parts * size;
+    int64_t first = oldest_of(h, rows) / PART, end = rows.position + rows.count;
+    if (part >= first && part * PART < end) {
+        Work w = work_of(op, c, rows, task % kv_heads);
+        float* sums = mine + part * size;
+        attend_part(op, c, rows, w, part, sums + lines * h.padded, sums);
+    }
+    if (__atomic_add_fetch(&c.arrived[task], 1, __ATOMIC_ACQ_REL) < c.num_parts) return;
+    __atomic_store_n(&c.arrived[task], 0, __ATOMIC_RELAXED);
+    Work w = work_of(op, c, rows, task % kv_heads);
+    clear(w, rows.count, w.all_states, w.all_sums);
+    for (part = first; part * PART < end; part++) {
+        const float* sums = mine + part * size;
+        add_part(w, rows.count, sums + lines * h.padded, sums);
+    }
+    put_attended(op, rows, w);
+}
+
+// What sharing histories takes: parts of the longest one, blocks of rows times KV heads, floats of results.
+struct Sharing {
+    int64_t num_parts, num_tasks, num_floats;
+};
+
+// Few blocks of few rows leave threads without work, or with the longest history alone: then its parts are shared.
+static inline Sharing sharing_of(const Op* ops, int64_t num_ops, const Step& step, int64_t num_blocks,
+                                 int64_t num_threads) {
+    int64_t longest = 0, most_rows = 0, partial = 0, kv_heads = 0;
+    for (int64_t s = 0; s < step.num_sequences; s++) {
+        int64_t end = step.starts[s] + step.counts[s];
+        longest = end > longest ? end : longest;
+        most_rows = step.counts[s] > most_rows ? step.counts[s] : most_rows;
+    }
+    for (int64_t i = 0; i < num_ops; i++) {
+        if (ops[i].kind != OP_ATTEND) continue;
+        int64_t floats = partial_floats(heads_of(ops[i])) * SHARED_ROWS;
+        partial = floats > partial ? floats : partial;
+        kv_heads = ops[i].n[1] > kv_heads ? ops[i].n[1] : kv_heads;
+    }
+    int64_t tasks = num_blocks * kv_heads, num_parts = (longest + PART - 1) / PART;
+    bool helps = num_threads > 1 && num_parts > 1 && most_rows <= SHARED_ROWS && tasks < 8 * num_threads;
+    return helps ? Sharing{num_parts, tasks, tasks * num_parts * partial} : Sharing{0, 0, 0};
 }

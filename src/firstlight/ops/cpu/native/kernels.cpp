@@ -43,6 +43,7 @@ static void turn_and_write(const Op& op, const Context& c, int64_t row) {
 static void attend(const Op& op, const Context& c, int64_t piece) {
     // From the last one on: later rows of a long prompt look at more, and the longest work should start first.
     int64_t kv_heads = op.n[1], task = c.num_blocks * kv_heads - 1 - piece;
+    if (c.num_parts) return attend_share(op, c, piece / c.num_parts, piece % c.num_parts);
     attend_rows(op, c, c.rows[task / kv_heads], task % kv_heads);
 }
 
@@ -79,7 +80,7 @@ static int64_t num_pieces(const Op& op, const Context& c) {
             return p.across * p.down;
         }
         case OP_EXPERTS: return num_expert_pieces(op, c.worker->num_threads);
-        case OP_ATTEND: return c.num_blocks * op.n[1];
+        case OP_ATTEND: return c.num_blocks * op.n[1] * (c.num_parts ? c.num_parts : 1);
         case OP_READ:
         case OP_MULTIPLY: return c.worker->num_threads;
         default: return (num_rows(op, c) + rows_of_piece(op, c) - 1) / rows_of_piece(op, c);

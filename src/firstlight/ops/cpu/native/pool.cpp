@@ -51,6 +51,9 @@ struct Pool {
     Rows* rows = nullptr;
     int64_t num_blocks = 0, max_blocks = 0;
     uint64_t* place = nullptr;
+    float* partials = nullptr;
+    int32_t* arrived = nullptr;
+    int64_t max_partials = 0, max_tasks = 0, num_parts = 0;
 };
 
 struct Member {
@@ -102,7 +105,8 @@ void run_op(Pool& pool, const Op& op, const Context& context, Progress& progress
 }
 
 void run_program(Pool& pool, int thread) {
-    Context context = {pool.step, pool.rows, pool.num_blocks, &pool.workers[thread]};
+    Context context = {pool.step,     pool.rows,    pool.num_blocks, &pool.workers[thread],
+                       pool.partials, pool.arrived, pool.num_parts};
     uint64_t* place = thread == 0 ? pool.place : nullptr;
     for (int64_t i = 0; i < pool.num_ops; i++) {
         if (place) __atomic_store_n(place, pool.ops[i].label, __ATOMIC_RELAXED);
@@ -189,6 +193,16 @@ bool prepare(Pool& pool, int64_t num_ops, const Step& step) {
     return true;
 }
 
+bool share_histories(Pool& pool, const Op* ops, int64_t num_ops, const Step& step) {
+    Sharing shared = sharing_of(ops, num_ops, step, pool.num_blocks, pool.num_threads);
+    pool.num_parts = shared.num_parts;
+    if (!shared.num_parts) return true;
+    if (!grow((void**)&pool.partials, &pool.max_partials, shared.num_floats, sizeof(float))) return false;
+    if (!grow((void**)&pool.arrived, &pool.max_tasks, shared.num_tasks, sizeof(int32_t))) return false;
+    memset(pool.arrived, 0, (size_t)shared.num_tasks * sizeof(int32_t));
+    return true;
+}
+
 bool give_scratch(Pool& pool, size_t bytes) {
     if (pool.workers[0].scratch_bytes >= bytes) return true;
     for (int i = 0; i < pool.num_threads; i++) {
@@ -253,6 +267,8 @@ EXPORT void fl_end_pool(void* handle) {
     for (int i = 0; i < pool->num_threads; i++) free(pool->workers[i].scratch);
     free(pool->progress);
     free(pool->rows);
+    free(pool->partials);
+    free(pool->arrived);
     free(pool);
 }
 
@@ -264,7 +280,9 @@ EXPORT void fl_watch(void* handle, uint64_t* place) { ((Pool*)handle)->place = p
 EXPORT int32_t fl_run(void* handle, const Op* ops, int64_t num_ops, const Step* step, uint64_t* counter,
                       uint64_t number) {
     Pool& pool = *(Pool*)handle;
-    if (!give_scratch(pool, scratch_bytes(ops, num_ops)) || !prepare(pool, num_ops, *step)) return 1;
+    if (!give_scratch(pool, scratch_bytes(ops, num_ops)) || !prepare(pool, num_ops, *step) ||
+        !share_histories(pool, ops, num_ops, *step))
+        return 1;
     pool.ops = ops;
     pool.num_ops = num_ops;
     pool.step = step;

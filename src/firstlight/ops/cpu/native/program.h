@@ -39,6 +39,8 @@ enum Flag : int32_t { ADD_TO_OUTPUT = 1, LOGIT_ROWS = 2 };
 constexpr int TILE = 8;
 constexpr int GROUP = 32;
 constexpr int SPAN = 64;           // positions of an attention block: fixed, so that a row's sums are too
+constexpr int PART = 128;          // positions that are summed apart, so that threads can share a history
+constexpr int SHARED_ROWS = 8;     // most rows of a block whose history is shared
 constexpr int ATTENTION_ROWS = 32;  // rows of a sequence that share the conversion of a block of keys
 
 // A group of 32 activations as integers. The largest of them is kept apart, in 16 bits: it would coarsen the scale of
@@ -105,6 +107,10 @@ struct Context {
     const Rows* rows;
     int64_t num_blocks;
     Worker* worker;
+    // Of attention whose histories are shared: results of the parts, and how many of each block and KV head are there.
+    float* partials;
+    int32_t* arrived;
+    int64_t num_parts;  // of the longest history; 0: histories are not shared
 };
 
 // `num_pieces` says into how many pieces an operator falls, `run` does one; the result of a piece does not depend

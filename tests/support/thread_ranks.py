@@ -1,0 +1,75 @@
+"""Ranks as threads of one process, with collectives over shared memory: several ranks without processes.
+
+Used by the tests of recorded steps. Invariant: sums are made in the order of the ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firstlight.base.config import EngineSection
+from firstlight.engine.plan import StepPlan
+from firstlight.engine.startup import Started, start
+from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.ops.collectives import Group
+
+DEADLINE_S = 60.0
+
+
+class Meeting:
+    """Where the ranks lay down what they have."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=DEADLINE_S)
+        self.values: list[Any] = [None] * size
+
+
+class ThreadGroup(Group):
+    """One rank of a meeting."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        super().__init__(rank, len(meeting.values))
+        self._meeting = meeting
+
+    def _exchange(self, value: Any) -> list[Any]:
+        self._meeting.values[self.rank] = value
+        self._meeting.barrier.wait()
+        values = list(self._meeting.values)
+        self._meeting.barrier.wait()
+        return values
+
+    def all_reduce(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        first, *others = self._exchange(tensor.float().clone())
+        return sum(others, start=first)
+
+    def gather_columns(self, name: str, tensor_RC: torch.Tensor, widths: list[int]) -> torch.Tensor:
+        return torch.cat(self._exchange(tensor_RC.clone()), 1)
+
+    def agree_on_least(self, name: str, value: int) -> int:
+        return min(self._exchange(value))
+
+
+class ThreadRanks:
+    """The ranks of one model, which run plans together."""
+
+    def __init__(self, path: Path, num_ranks: int, **section: Any) -> None:
+        meeting = Meeting(num_ranks)
+        self._pool = ThreadPoolExecutor(num_ranks)
+        sizes = {"threads": 1, "kv_memory_bytes": 2**25, "tensor_parallel": num_ranks, **section}
+
+        def one(rank: int) -> Started:
+            group = ThreadGroup(rank, meeting)
+            return start(open_checkpoint(path), "auto", EngineSection(**sizes), group, lambda *_, **__: None)
+
+        self.started = list(self._pool.map(one, range(num_ranks)))
+
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Logits of rank 0; all ranks have the same."""
+        all_logits = list(self._pool.map(lambda rank: rank.runner.run(plan).clone(), self.started))
+        assert all(logits.equal(all_logits[0]) for logits in all_logits)
+        return all_logits[0]

@@ -1,0 +1,47 @@
+"""Recorded steps of several ranks: a program from each collective to the next, bit for bit as one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from firstlight.engine.plan import StepPlan
+from firstlight.engine.replay import EagerReplay, RecordedReplay
+from firstlight.facts.description import ModelDescription
+from support.checkpoints import random_weights, tiny_description, write_hf_folder
+from support.engines import Harness
+from support.thread_ranks import ThreadRanks
+
+SIZES = {"max_batched_tokens": 64, "max_num_seqs": 8, "cpu_kernels": "native"}
+MODELS: dict[str, ModelDescription] = {
+    "shares of two and one": tiny_description(
+        num_heads=9, num_kv_heads=3, attention_bias=True, output_bias=True, mlp_bias=True
+    ),
+    "tied, with norms of q and k": tiny_description("qwen3", tie_embeddings=True),
+}
+TOKENS = [3 + (7 * n) % 40 for n in range(50)]
+PAGES = (0, 0, [1, 2, 3, 4])
+PLANS = [
+    StepPlan(0, [0], [0], [50], TOKENS, [0], [PAGES]),
+    StepPlan(1, [0] * 50, list(range(50)), [1] * 50, TOKENS, list(range(50)), [PAGES]),
+]
+
+
+@pytest.fixture(params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_hf_folder(tmp_path / "m", MODELS[request.param], random_weights(MODELS[request.param]))
+
+
+def test_recorded_equals_eager_and_one_rank(folder: Path) -> None:
+    alone = Harness(folder, dtype="auto", **SIZES).started.runner
+    ranks = ThreadRanks(folder, 2, **SIZES)
+    recorded = [ranks.logits(plan) for plan in PLANS]
+    for plan, logits in zip(PLANS, recorded, strict=True):
+        torch.testing.assert_close(logits, alone.run(plan), rtol=1e-4, atol=1e-4)
+    for rank in ranks.started:
+        assert isinstance(rank.runner.replay, RecordedReplay)
+        rank.runner._replay = EagerReplay(rank.runner._replay._model)
+    for plan, logits in zip(PLANS, recorded, strict=True):
+        assert ranks.logits(plan).equal(logits)
