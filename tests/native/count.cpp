@@ -42,9 +42,7 @@ static float* floats(int64_t num, float scale) {
 }
 
 static Quantized* codes(int64_t width) {
-    int64_t groups = ROWS * width / GROUP;
-    return new Quantized{room<int8_t>(ROWS * width), room<float>(groups), room<float>(groups), room<int32_t>(groups),
-                         room<Outlier>(groups)};
+    return new Quantized{room<Group>(ROWS * width / GROUP)};
 }
 
 static uint8_t* weight(int32_t format, int64_t outputs, int64_t inputs) {

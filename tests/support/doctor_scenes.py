@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from firstlight.base.blackbox.reader import Box, Collective, Odometer, PhaseRecord
+from firstlight.base.blackbox.reader import NO_PLACE, Box, Collective, Odometer, PhaseRecord, Place
 from firstlight.doctor.collect.run import examine
 from firstlight.doctor.collect.scene import Collector, Scene
 from firstlight.doctor.evidence import Case, Observation, number
@@ -117,6 +117,7 @@ def box(
     step: int = 0,
     requests: tuple[int, int] = (0, 0),
     collectives: tuple[Collective, Collective] = _NO_COLLECTIVES,
+    operator: Place = NO_PLACE,
 ) -> Box:
     """A box of a process that began its phase at the time 900 of `case`'s clock."""
     record = PhaseRecord(number=number, name=phase, start_s=900.0, detail="", odometer=odometer or Odometer())
@@ -135,6 +136,7 @@ def box(
         pages_used=0,
         entered=collectives[0],
         left=collectives[1],
+        operator=operator,
         events=(),
         notes=(),
     )

@@ -144,7 +144,8 @@ class _Judge:
             # Without a request that waits in every look, a busy process may well have answered some.
             return State.MOVING, (f"it uses {use.cores:.2f} cores, and no request is known to wait",)
         longest_s = longest_step_s(self.case, key)
-        limit_s = max(self.thresholds.spin_serving_after_s, self.thresholds.spin_factor * longest_s)
+        limit_s = self.thresholds.spin_serving_after_s * use.crowding
+        limit_s = max(limit_s, self.thresholds.spin_factor * longest_s)
         if not self.serving.is_up:
             limit_s = self._spin_limit_s(key, quiet_s)
         text = f"it uses {use.cores:.2f} cores, and nothing useful has moved for {quiet_s:.0f} s"

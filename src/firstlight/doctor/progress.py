@@ -21,11 +21,12 @@ from firstlight.doctor.values_process import BlackBoxSeen, InputOutput, ProcessS
 _MIN_READ_BYTES_PER_S = 4096
 _MIN_CALL_BYTES_PER_S = 65536
 _MIN_FAULTS_PER_S = 2.0
+_MOST_CROWDING = 5.0
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that moved: "phase", "odometer", "steps", "tokens", "bytes read", "major faults",
-    "GPU work", "compilers"."""
+    """One thing that moved: "phase", "odometer", "steps", "operators", "tokens", "bytes read",
+    "major faults", "GPU work", "compilers"."""
 
     what: str
     per_s: float
@@ -44,6 +45,11 @@ class ProcessorUse(msgspec.Struct, frozen=True, kw_only=True):
     busiest: float
     wanted: float
     evidence: tuple[str, ...]
+
+    @property
+    def crowding(self) -> float:
+        """How many times longer its work takes because others use the processors; bounded."""
+        return min(_MOST_CROWDING, max(1.0, self.wanted / self.cores)) if self.cores else 1.0
 
 
 def progress_of(case: Case, key: str) -> tuple[Progress, ...]:
@@ -111,6 +117,9 @@ def _of_box(case: Case, key: str) -> Iterator[Progress]:
         yield Progress(
             what="steps", per_s=steps / pair.seconds, detail=f"{steps} engine steps", evidence=pair.ids
         )
+    elif first.operator.name and second.operator.name and first.operator != second.operator:
+        detail = f"within a step: operator {second.operator.name!r} of layer {second.operator.layer}"
+        yield Progress(what="operators", per_s=1 / pair.seconds, detail=detail, evidence=pair.ids)
     if first.phase is None or second.phase is None:
         return
     if first.phase.number != second.phase.number:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from firstlight.base.blackbox.reader import Box
+from firstlight.base.blackbox.reader import NO_PLACE, Box, Place
 from firstlight.base.phases import READY, SERVING
 from firstlight.base.proc_stat import read_proc_stat
 
@@ -22,6 +22,7 @@ class Mark(msgspec.Struct, frozen=True):
     phase: int = 0
     done: int = 0
     steps: int = 0
+    operator: Place = NO_PLACE  # within a recorded step
     read_bytes: int = 0
     major_faults: int = 0
     is_stopped: bool = False
@@ -65,6 +66,7 @@ def read_mark(box: Box, pid: int) -> Mark:
         phase=phase.number if phase else 0,
         done=phase.odometer.done if phase else 0,
         steps=box.step,
+        operator=box.operator,
         read_bytes=_read_bytes(pid),
         major_faults=stat.major_faults if stat is not None else 0,
         is_stopped=stat is not None and stat.state in "Tt",

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from firstlight.base.blackbox.reader import Odometer
+from firstlight.base.blackbox.reader import NO_PLACE, Odometer, Place
 from firstlight.doctor.collect.process_state import INPUT_OUTPUT, STATE
 from firstlight.doctor.collect.threads import THREADS
 from firstlight.doctor.collect.tree import COMPILERS
@@ -131,6 +131,31 @@ def test_serving_native() -> None:
     assert judged(*looks(cpu_s=0.1), *boxes(serving, serving)) is State.IDLE
     assert judged(*looks(cpu_s=1.9), *boxes(asked, {**asked, "step": 40})) is State.MOVING
     assert judged(*looks(cpu_s=1.9), *boxes(asked, asked, age_s=6)) is State.SPINNING
+
+
+def test_a_long_step_that_goes_through_its_operators_does_not_spin() -> None:
+    asked = {"phase": "serving", "requests": (1, 0), "operator": Place("attention", 2)}
+    further = {**asked, "operator": Place("gate_up", 7)}
+    assert judged(*looks(cpu_s=1.9), *boxes(asked, further, age_s=60)) is State.MOVING
+    assert judged(*looks(cpu_s=1.9), *boxes(asked, asked, age_s=60)) is State.SPINNING
+    none = {**asked, "operator": NO_PLACE}
+    assert judged(*looks(cpu_s=1.9), *boxes(none, further, age_s=60)) is State.SPINNING
+
+
+def test_on_a_crowded_machine_busy_may_last_longer() -> None:
+    asked = {"phase": "serving", "requests": (1, 0)}
+    threads = [
+        Threads(threads=(thread,), cpu_source="schedstat")
+        for thread in (_crowded(5.0, 0.0), _crowded(5.5, 1.5))
+    ]
+    seen = [(n, "rank-0", value) for n, value in enumerate(threads)]
+    alone = [one for one in looks(cpu_s=0.5) if not isinstance(one[2], Threads)]
+    assert judged(*alone, *seen, *boxes(asked, asked, age_s=12)) is State.MOVING
+    assert judged(*alone, *seen, *boxes(asked, asked, age_s=30)) is State.SPINNING
+
+
+def _crowded(cpu_s: float, queued_s: float) -> ThreadState:
+    return ThreadState(tid=10, name="x", state="R", cpu_s=cpu_s, queued_s=queued_s, major_faults=0)
 
 
 def test_serving_foreign() -> None:

@@ -88,6 +88,9 @@ class Place(msgspec.Struct, frozen=True):
     layer: int
 
 
+NO_PLACE = Place("", 0)
+
+
 class EventRecord(msgspec.Struct, frozen=True):
     """One event of a ring. `number` counts the events of that ring from one."""
 
@@ -117,7 +120,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
     left: Collective
     events: tuple[EventRecord, ...]
     notes: tuple[str, ...]
-    operator: Place = Place("", 0)
+    operator: Place = NO_PLACE
 
     @property
     def phase(self) -> PhaseRecord | None:

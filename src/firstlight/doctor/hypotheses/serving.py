@@ -148,7 +148,7 @@ def _green(view: View) -> Judgement | None:
     healthy = [seen for seen in view.case.all(HttpProbe) if seen.value.status == 200]
     waits = bool(view.motion.serving.num_requests) and view.motion.serving.is_up
     counted = any(view.case.pair(BlackBoxSeen, one.key) for one in view.ranks)
-    steps = any(item.what == "steps" for one in view.ranks for item in one.progress)
+    steps = any(item.what in ("steps", "operators") for one in view.ranks for item in one.progress)
     stands = waits and counted and not steps and view.has_stopped_moving
     if view.motion.serving.is_generating or not (tried or stands):
         return None
