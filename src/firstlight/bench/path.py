@@ -176,7 +176,9 @@ class _Watch:
             try:
                 events = read_box(self._box).events
             except NotABox as error:
-                raise EngineError(f"the black box of rank 0 cannot be read: {error}") from error
+                raise EngineError(
+                    f"the black box of rank 0 cannot be read: {error}", self._server.try_alone
+                ) from error
             found |= {event.number: event for event in events if event.name == STEP}
         return list(found.values())
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from firstlight.base.config import EngineSection
+from firstlight.engine.chunks import chunk_of
 from firstlight.engine.memory import SequenceMemory
 from firstlight.engine.messages import (
     FINISH_ABORT,
@@ -32,8 +33,6 @@ from firstlight.engine.waiting import WaitingQueue
 
 Entries = list[tuple[Sequence, int]]  # who runs, and how many of its tokens
 
-# A prompt chunk smaller than this is not worth its step, unless it ends the prompt.
-MIN_CHUNK_TOKENS = 32
 # How many waiting sequences one step may pass over because another is just computing their prefix.
 MAX_HELD = 32
 
@@ -173,8 +172,7 @@ class Scheduler:
     def forget(self) -> None:
         """What was run so far was no user's: its cached pages and its counts go."""
         self._memory.prefix.clear()
-        stats = self._stats
-        stats.cache_query_tokens = stats.cache_hit_tokens = stats.num_preemptions = 0
+        self._stats.cache_query_tokens = self._stats.cache_hit_tokens = self._stats.num_preemptions = 0
 
     def planned_sequences(self, plan: StepPlan) -> list[Sequence]:
         """The sequences whose tokens the sampler must choose, in the order of `plan.samples`."""
@@ -203,7 +201,7 @@ class Scheduler:
             if sequence.slot == NO_SLOT:
                 continue
             others_wait = position + 1 < len(prefilling) or len(self._waiting) > 0
-            num = _chunk(sequence, budget, others_wait=others_wait)
+            num = chunk_of(sequence, budget, others_wait=others_wait)
             if self._grow(sequence, num):
                 entries.append((sequence, num))
                 budget -= num
@@ -231,7 +229,7 @@ class Scheduler:
             self._count_cache_hit(sequence)
             self._running.append(sequence)
             prefilling.append(sequence)
-            num = _chunk(sequence, budget, others_wait=len(self._waiting) > 0)
+            num = chunk_of(sequence, budget, others_wait=len(self._waiting) > 0)
             grown = self._memory.grow(sequence, num)
             assert grown, "an admitted sequence has its pages"
             entries.append((sequence, num))
@@ -301,11 +299,3 @@ class Scheduler:
 
     def _finish_unrun(self, request_id: str, reason: str, error: str | None) -> None:
         self._finished.append(SequenceOutput(request_id, [], finish_reason=reason, error=error))
-
-
-def _chunk(sequence: Sequence, budget: int, *, others_wait: bool) -> int:
-    """Tokens of a prompt for this step: all that fits, or half the budget when others wait for theirs."""
-    left = len(sequence.tokens) - sequence.num_computed
-    if others_wait and left > budget:
-        budget = max(min(budget, MIN_CHUNK_TOKENS), budget // 2)
-    return min(left, budget)
