@@ -1,9 +1,8 @@
 """Continuous batching: which tokens of which sequences run in the next step. Pure bookkeeping, no torch.
 
 `EngineCore` calls `submit`/`abort`, then `plan()`, runs the step, then `apply()`. One step holds up to
-`max_batched_tokens` tokens: first one for each decoding sequence, then chunks of prompts, so that a long
-prompt never stalls a running answer. Invariant: after `plan()` every planned token has a page; a sequence is
-in exactly one of: waiting, running, gone.
+`max_batched_tokens` tokens: one for each decoding sequence, then chunks of prompts, so that none stalls a
+running answer. Invariant: after `plan()` every planned token has a page; a sequence waits, runs or is gone.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from peers.settings import OPENVINO, OURS, VLLM, Places, settings
 from peers.subjects import chat_text, report_of
 
 ALL = settings(Places(Path("/peers"), Path("/vllm"), Path("/m/model.gguf")), 2)
-RIGHT = ["It is Paris.", "Rome", "Tokyo it is", "cold", "I do not know."]
+RIGHT = ["It is Paris.", "Tokyo it is", "cold", "Spanish", "4", "7 days", "blue", "I do not know."]
 WRONG = ["It is Lyon.", *RIGHT[1:]]
 
 
@@ -71,7 +71,7 @@ def test_an_answer_that_is_too_short_is_no_figure() -> None:
 def test_answers_are_read_and_judged() -> None:
     body = msgspec.json.encode({"choices": [{"message": {"role": "assistant", "content": RIGHT[0]}}]})
     assert chat_text(body) == RIGHT[0]
-    assert (num_right(RIGHT), num_right(WRONG)) == (4, 3)
+    assert (num_right(RIGHT), num_right(WRONG)) == (7, 6)
     assert are_right(RIGHT)
     assert not are_right(WRONG)
 
