@@ -184,7 +184,7 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
     results.add(Sample(round=1, setting=VLLM, measure="decode_1", error="broke\noff"))
     text = page.whole(results)
     assert "| **130 (1)** | 100 (1) Q4_0 |" in text
-    assert "| openvino int4 bf16 |  | **wrong**, 3 of 5 | It is Lyon. / Rome /" in text
+    assert "| openvino int4 bf16 |  | **wrong**, 6 of 8 | It is Lyon. / Tokyo it is /" in text
     assert "vllm, decode_1: broke off" in text
     assert "Q\\|?" in text
     assert "/m/" not in text
