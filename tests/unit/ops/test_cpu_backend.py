@@ -22,7 +22,7 @@ from firstlight.ops.reference import ReferenceBackend
 from support.operators import FORMATS, matrix, random_values
 
 FAST, REFERENCE = CpuBackend("test"), ReferenceBackend("test")
-SHAPE = (96, 128)
+SHAPE = (96, 256)  # whole blocks of every format
 ROWS = (1, 2, 3, 8, 31, 64, 130)
 
 # Largest error of a product, as a share of the largest output, from the rounding that each layout states:

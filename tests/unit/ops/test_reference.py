@@ -50,9 +50,9 @@ def test_linear(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_linear_of_every_format_uses_the_exact_values(weight_format: str) -> None:
-    stored = matrix(random_values(48, 64, seed=3), weight_format)
+    stored = matrix(random_values(48, 256, seed=3), weight_format)
     op = OPS.linear(stored, role="layer")
-    x = random_values(5, 64, seed=4)
+    x = random_values(5, 256, seed=4)
     assert_close(op(x), x.double() @ stored.dequantize().double().t())
     ids = torch.tensor([3, 47, 3])
     rows = op.rows(ids)
