@@ -163,6 +163,7 @@ class Environments:
             shutil.rmtree(half, ignore_errors=True)
             tool = str(self._places.openvino_python.with_name("optimum-cli"))
             task = ["--task", "text-generation-with-past", "--weight-format", weights]
+            task += ["--group-size", "64"] if weights == "int4" else []  # its 128 divides no width of 576
             self._call(tool, "export", "openvino", "--model", str(self._places.model), *task, str(half))
             os.replace(half, target)
 

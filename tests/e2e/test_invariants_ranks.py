@@ -82,7 +82,15 @@ def test_two_ranks_record_their_steps_with_our_own_kernels() -> None:
 def real_workload(path: Path) -> list[Submit]:
     text = TextModel.load(path)
     return [
-        submit(str(n), text.encode(prompt), max_tokens=12, logprobs=1, temperature=0.8 * (n % 2), seed=n)
+        submit(
+            str(n),
+            text.encode(prompt),
+            max_tokens=12,
+            logprobs=1,
+            temperature=0.8 * (n % 2),
+            seed=n,
+            ignore_eos=True,
+        )
         for n, prompt in enumerate(PROMPTS[:6])
     ]
 

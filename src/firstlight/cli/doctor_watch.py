@@ -6,9 +6,11 @@ the latest verdicts.
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 
@@ -43,16 +45,32 @@ class _Known(NamedTuple):
     is_gone: bool = False
 
 
+class _Interrupt:
+    """Remembers a Ctrl-C: one that arrives in a destructor is reported there, and raised to nobody."""
+
+    has_come = False
+
+    def __enter__(self) -> Self:
+        self._previous = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _note(self, *_: object) -> None:
+        self.has_come = True
+        raise KeyboardInterrupt
+
+
 def watch(options: DoctorOptions) -> int:
     """Until Ctrl-C; the exit code of the last verdicts."""
     known: dict[str, _Known] = {}
-    try:
-        while True:
+    with _Interrupt() as interrupt, contextlib.suppress(KeyboardInterrupt):
+        while not interrupt.has_come:
             _round(options, known)
             time.sleep(_PAUSE_S)
-    except KeyboardInterrupt:
-        if sys.stderr.isatty():
-            print(_WIPE, end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print(_WIPE, end="", file=sys.stderr, flush=True)
     states = [one.state.condition for one in known.values() if one.state is not None]
     return EXIT_CODES[worst(states)] if states else EXIT_CODES[Condition.UNCLEAR]
 
