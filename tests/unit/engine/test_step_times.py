@@ -29,8 +29,8 @@ class Model:
     ("section", "pages", "sizes"),
     [
         ({"max_num_seqs": 32}, 100, ROWS),
-        ({"max_num_seqs": 5}, 100, (1, 2, 3, 4, 5)),
-        ({"max_num_seqs": 32}, 16, (1, 2, 3)),  # a sequence of 20 tokens takes 5 pages
+        ({"max_num_seqs": 5}, 100, (1, 2, 4)),
+        ({"max_num_seqs": 32}, 13, (1, 2, 4)),  # a sequence of 12 tokens takes 3 pages
         ({"max_num_seqs": 32, "max_model_len": 2}, 100, (1,)),  # it ends with its first token
     ],
 )
