@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from peers.goals import Best, Goal, best, best_multiply, goals, limits, measures_taken, peers_measured
-from peers.measures import KV_TOKENS, MAX_SEQUENCES, QUESTIONS, Measure, num_right
+from peers.measures import KV_TOKENS, MAX_SEQUENCES, MEASURES, QUESTIONS, Measure, num_right
 from peers.results import LIMITS, Results
 from peers.schedule import BEHIND
-from peers.settings import OPENVINO, OURS, TRANSFORMERS, VLLM
+from peers.settings import OPENVINO, OURS, PEERS, TRANSFORMERS, VLLM
 
 _HEAD = """# Performance on a CPU
 
@@ -90,8 +90,24 @@ def whole(results: Results) -> str:
         sequences=MAX_SEQUENCES,
         weights=results.facts.get("weight_bytes", 0) / 1e6,
     )
-    parts = [head.rstrip(), table(results), _goals(results), _machine(results), _quality(results)]
+    parts = [head.rstrip(), _unfinished(results), table(results), _goals(results), _machine(results)]
+    parts.append(_quality(results))
     return "\n\n".join(filter(None, [*parts, _settings(results), method.rstrip()])) + "\n"
+
+
+def _unfinished(results: Results) -> str:
+    """What a reader must know of a run that was broken off, or of peers that were left out."""
+    last = max((sample.round for sample in results.samples), default=0)
+    measured = {sample.setting for sample in results.samples}
+    absent = [peer for peer in PEERS if not any(name.startswith(peer) for name in measured)]
+    said = []
+    if last < results.rounds:
+        said.append(f"The run was broken off in round {last} of {results.rounds}.")
+    elif len({s.measure for s in results.samples if s.round == last and s.setting == OURS}) < len(MEASURES):
+        said.append(f"The run was broken off in round {last}.")
+    if absent:
+        said.append(f"Not in this run: {', '.join(absent)}.")
+    return " ".join(said)
 
 
 def table(results: Results) -> str:

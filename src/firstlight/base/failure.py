@@ -7,11 +7,16 @@ the file is complete or absent, as it is renamed into place.
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import msgspec
 
 from firstlight.base.errors import FirstlightError
+
+ADDRESS_SPACE = "the address space is limited to"
+_SHORT = ("can't start new thread", "allocate memory", "failed to map segment")
+_BUG = "This is a bug; run again with --debug to see where it happened."
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -27,12 +32,24 @@ def write_failure(run_dir: str | Path, name: str, error: BaseException) -> None:
     if isinstance(error, FirstlightError):
         failure = Failure(str(error), error.hint, error.exit_code)
     else:
-        message = f"{type(error).__name__}: {error}"
-        failure = Failure(message, "This is a bug; run again with --debug to see where it happened.", 1)
+        failure = Failure(*explained(error), 1)
     path = _path(run_dir, name)
     partial = path.with_suffix(".partial")
     partial.write_bytes(msgspec.json.encode(failure))
     os.replace(partial, path)
+
+
+def explained(error: BaseException) -> tuple[str, str]:
+    """An error that nobody foresaw: its message, and what to do. What it does not say itself: a thread that
+    cannot be started, or memory that cannot be had, where the address space is limited.
+    """
+    message, hint = f"{type(error).__name__}: {error}", _BUG
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    is_short = isinstance(error, MemoryError) or any(word in message for word in _SHORT)
+    if limit_bytes != resource.RLIM_INFINITY and is_short:
+        message += f" ({ADDRESS_SPACE} {limit_bytes >> 20} MiB: Cannot allocate memory)"
+        hint = "Raise the limit: `ulimit -v unlimited`."
+    return message, hint
 
 
 def read_failure(run_dir: str | Path, name: str) -> Failure | None:

@@ -16,12 +16,13 @@ from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.writer import BlackBox
 from firstlight.base.config import REPORT_FILE, RunConfig
 from firstlight.base.errors import FirstlightError
+from firstlight.base.failure import explained
 from firstlight.base.phases import DRAIN, READY, SERVING, PhaseReporter
 from firstlight.engine.channel import PlanReceiver, PlanSender, RequestChannel
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Drain, Failed, Ready
 from firstlight.engine.plan import StepPlan
-from firstlight.engine.startup import REPORT_BUG, Report, Started, self_test, start
+from firstlight.engine.startup import Report, Started, self_test, start
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.ops.collectives import CPU, Group, join, leave
@@ -57,7 +58,7 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         channel.offer(Failed(str(error), error.hint, error.exit_code))
         raise
     except Exception as error:
-        channel.offer(Failed(f"{type(error).__name__}: {error}.", REPORT_BUG, 1))
+        channel.offer(Failed(*explained(error), 1))
         raise
     finally:
         channel.close()

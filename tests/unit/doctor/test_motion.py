@@ -150,7 +150,7 @@ def test_on_a_crowded_machine_busy_may_last_longer() -> None:
     ]
     seen = [(n, "rank-0", value) for n, value in enumerate(threads)]
     alone = [one for one in looks(cpu_s=0.5) if not isinstance(one[2], Threads)]
-    assert judged(*alone, *seen, *boxes(asked, asked, age_s=12)) is State.MOVING
+    assert judged(*alone, *seen, *boxes(asked, asked, age_s=7)) is State.MOVING
     assert judged(*alone, *seen, *boxes(asked, asked, age_s=30)) is State.SPINNING
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,21 @@ def test_ranks_lie_side_by_side_or_nowhere(monkeypatch: pytest.MonkeyPatch) -> N
     assert places(2, 1, 2) == [6, 7]
     assert places(2, 0, 1) is None  # the others may be another process's
     assert places(8, 0, 1) is None
+
+
+def test_threads_that_cannot_be_started_are_an_error_and_no_abort() -> None:
+    script = (
+        "import resource, sys\n"
+        "from firstlight.base.errors import ResourceError\n"
+        "from firstlight.ops.cpu.library import open_library, open_pool\n"
+        "library = open_library()\n"
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20), -1))\n"
+        "try:\n    open_pool(library, 64)\n"
+        "except ResourceError as error:\n    print(error, error.hint)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "64 operator threads cannot be started: Cannot allocate memory (the address space" in done.stdout
+    assert done.returncode == 0

@@ -5,6 +5,7 @@ Read by `registry`. Invariant: a limit is named with what is used of it.
 
 from __future__ import annotations
 
+from firstlight.base.failure import ADDRESS_SPACE
 from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Weight, same
 from firstlight.doctor.motion import State
@@ -26,6 +27,8 @@ def _limit(view: View) -> Judgement | None:
         r"Resource temporarily unavailable",
         r"RLIMIT_NPROC",
     )
+    if words and stated(view, ADDRESS_SPACE):
+        words = None  # the threads had no memory for their stacks
     clues = [words[0]] if words else []
     subject = words[1] if words else None
     for seen in view.case.all(Limits):

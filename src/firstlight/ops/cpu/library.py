@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import resource
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ import torch
 
 from firstlight.base.environment import cache_directory
 from firstlight.base.errors import ResourceError
+from firstlight.base.failure import ADDRESS_SPACE
 from firstlight.ops.cpu.build import COMPILE_LIMIT_S, SOURCES, BuildError, compile_library, library_name
 
 EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY, TOP, EXPERTS = range(12)
@@ -29,6 +31,7 @@ PORTABLE = 1
 GROUP, GROUP_BYTES = 32, 64
 # Looks at a barrier before a thread sleeps: some tens of microseconds.
 NUM_LOOKS = 4000
+_FEWER = "Raise the limit, or use fewer --threads."
 OnCompile = Callable[[int, int], None]
 
 
@@ -143,15 +146,25 @@ def open_pool(
 
     The caller itself stays free, because the threads that it makes later would inherit its place. The threads
     end with the pool.
+    Raises `ResourceError` where one cannot be started.
     `instruction_set` 0 takes the best that this processor has, unchecked; see `check.confirmed_set`.
     """
     best = instruction_set or max(s for s in INSTRUCTION_SETS if library.fl_instruction_sets() & s)
     pinned = None if cpus is None else (ctypes.c_int32 * num_threads)(*cpus)
     handle = library.fl_pool(num_threads, pinned, best, NUM_LOOKS)
-    assert handle is not None, "the library refused the number of threads or the instruction set"
+    if handle is None:
+        raise ResourceError(f"{num_threads} operator threads cannot be started: {_why_no_thread()}.", _FEWER)
     pool = Pool(library, handle, num_threads, best)
     weakref.finalize(pool, library.fl_end_pool, handle)
     return pool
+
+
+def _why_no_thread() -> str:
+    """The system has one number for both reasons; a limited address space is the likelier of them."""
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit_bytes != resource.RLIM_INFINITY:
+        return f"Cannot allocate memory ({ADDRESS_SPACE} {limit_bytes >> 20} MiB: ulimit -v)"
+    return "Resource temporarily unavailable (a limit of threads: ulimit -u, or the group's pids.max)"
 
 
 def address(values: torch.Tensor | np.ndarray | None) -> int | None:

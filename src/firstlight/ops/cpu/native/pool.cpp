@@ -231,7 +231,9 @@ EXPORT int32_t fl_instruction_sets() {
     return sets;
 }
 
-// `cpus` has one processor a thread to pin to, or is null: threads go where the system sends them.
+EXPORT void fl_end_pool(void* handle);
+
+// Null where a thread cannot be started. `cpus` has one processor a thread to pin to, or is null: threads go where the system sends them.
 EXPORT void* fl_pool(int32_t num_threads, const int32_t* cpus, int32_t instruction_set, int32_t looks) {
     if (num_threads < 1 || num_threads > 256 || !(fl_instruction_sets() & instruction_set)) return nullptr;
     void* memory = nullptr;
@@ -253,8 +255,13 @@ EXPORT void* fl_pool(int32_t num_threads, const int32_t* cpus, int32_t instructi
     }
     for (int i = 1; i < num_threads; i++) {
         Member* member = (Member*)malloc(sizeof(Member));
-        *member = {pool, i};
-        if (pthread_create(&pool->threads[i], nullptr, work, member)) abort();
+        if (member) *member = {pool, i};
+        if (!member || pthread_create(&pool->threads[i], nullptr, work, member)) {
+            free(member);
+            pool->num_threads = i;  // those that are there already
+            fl_end_pool(pool);
+            return nullptr;
+        }
     }
     return pool;
 }
