@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from peers.goals import Best, Goal, best, best_multiply, goals, limits, measures_taken, peers_measured
-from peers.measures import KV_TOKENS, MAX_SEQUENCES, MEASURES, QUESTIONS, Measure, num_right
+from peers.measures import KV_TOKENS, MAX_SEQUENCES, QUESTIONS, Measure, num_right
 from peers.results import LIMITS, Results
 from peers.schedule import BEHIND
 from peers.settings import OPENVINO, OURS, PEERS, TRANSFORMERS, VLLM
@@ -80,7 +80,7 @@ def whole(results: Results) -> str:
         version=results.provenance.get("firstlight", "?"),
     )
     method = _METHOD.format(
-        rounds=results.rounds,
+        rounds=results.rounds_run,
         num_questions=len(QUESTIONS),
         behind=BEHIND,
         vllm=VLLM,
@@ -97,14 +97,11 @@ def whole(results: Results) -> str:
 
 def _unfinished(results: Results) -> str:
     """What a reader must know of a run that was broken off, or of peers that were left out."""
-    last = max((sample.round for sample in results.samples), default=0)
     measured = {sample.setting for sample in results.samples}
     absent = [peer for peer in PEERS if not any(name.startswith(peer) for name in measured)]
     said = []
-    if last < results.rounds:
-        said.append(f"The run was broken off in round {last} of {results.rounds}.")
-    elif len({s.measure for s in results.samples if s.round == last and s.setting == OURS}) < len(MEASURES):
-        said.append(f"The run was broken off in round {last}.")
+    if results.rounds_run < results.rounds:
+        said.append(f"Broken off: {results.rounds_run} of {results.rounds} rounds were run.")
     if absent:
         said.append(f"Not in this run: {', '.join(absent)}.")
     return " ".join(said)

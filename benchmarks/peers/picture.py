@@ -79,5 +79,7 @@ def _legend(axis: Any, results: Results) -> None:
         Line2D([], [], color="#333333", lw=1, label="least to most of the rounds"),
     ]
     axis.legend(handles=shown, loc="upper left", frameon=False, fontsize=9)
-    text = f"{results.provenance.get('processor', '')}\n{results.threads} threads, {results.rounds} rounds"
+    text = (
+        f"{results.provenance.get('processor', '')}\n{results.threads} threads, {results.rounds_run} rounds"
+    )
     axis.text(0.02, 0.08, text, fontsize=8, transform=axis.transAxes)

@@ -48,6 +48,11 @@ class Results(msgspec.Struct, kw_only=True):
     quality: dict[str, Any] | None = None
     samples: list[Sample] = []
 
+    @property
+    def rounds_run(self) -> int:
+        """The last round of which there is a figure."""
+        return max((sample.round for sample in self.samples), default=0)
+
     def add(self, sample: Sample) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.samples.append(msgspec.structs.replace(sample, time=now))
