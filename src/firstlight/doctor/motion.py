@@ -21,6 +21,7 @@ from firstlight.doctor.target import Role
 from firstlight.doctor.values_process import BlackBoxSeen, LogTail, ProcessState
 
 __all__ = ["ProcessMotion", "ServerMotion", "State", "Thresholds", "judge_motion"]
+_MOST_CROWDED_SPIN_S = 7.5  # a verdict on a loop is due within ten seconds
 _WATCHERS = (Role.SUPERVISOR, Role.JANITOR)
 
 
@@ -144,8 +145,9 @@ class _Judge:
             # Without a request that waits in every look, a busy process may well have answered some.
             return State.MOVING, (f"it uses {use.cores:.2f} cores, and no request is known to wait",)
         longest_s = longest_step_s(self.case, key)
-        limit_s = self.thresholds.spin_serving_after_s * use.crowding
-        limit_s = max(limit_s, self.thresholds.spin_factor * longest_s)
+        base_s = self.thresholds.spin_serving_after_s
+        crowded_s = min(base_s * use.crowding, _MOST_CROWDED_SPIN_S)
+        limit_s = max(base_s, crowded_s, self.thresholds.spin_factor * longest_s)
         if not self.serving.is_up:
             limit_s = self._spin_limit_s(key, quiet_s)
         text = f"it uses {use.cores:.2f} cores, and nothing useful has moved for {quiet_s:.0f} s"

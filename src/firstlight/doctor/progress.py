@@ -21,7 +21,6 @@ from firstlight.doctor.values_process import BlackBoxSeen, InputOutput, ProcessS
 _MIN_READ_BYTES_PER_S = 4096
 _MIN_CALL_BYTES_PER_S = 65536
 _MIN_FAULTS_PER_S = 2.0
-_MOST_CROWDING = 1.5
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +47,8 @@ class ProcessorUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def crowding(self) -> float:
-        """By how much one waits longer because others use the processors.
-
-        The root of how many times longer its work takes, and bounded: a step that is slow for that reason is
-        to be told from a loop within the time that a verdict may take.
-        """
-        return min(_MOST_CROWDING, max(1.0, self.wanted / self.cores) ** 0.5) if self.cores else 1.0
+        """How many times longer its work takes because others use the processors."""
+        return max(1.0, self.wanted / self.cores) if self.cores else 1.0
 
 
 def progress_of(case: Case, key: str) -> tuple[Progress, ...]:

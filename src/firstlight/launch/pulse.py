@@ -84,12 +84,14 @@ def has_work(box: Box) -> bool:
 
 
 def longest_step_s(box: Box, max_tokens: int) -> float:
-    """What the slowest step could take, by the slowest token of those in the ring; 0 when it is empty."""
-    slowest = 0.0
-    for event in box.events:
-        if event.name == "step" and event.values[2]:
-            slowest = max(slowest, event.values[3] / 1e6 / event.values[2])
-    return slowest * max_tokens
+    """What the largest step could take, by the slowest of the largest in the ring; 0 when it is empty.
+
+    Small steps would tell too much: their tokens cost more each.
+    """
+    steps = [event.values for event in box.events if event.name == "step" and event.values[2]]
+    most = max((values[2] for values in steps), default=0)
+    slowest_s = max((values[3] / 1e6 for values in steps if values[2] == most), default=0.0)
+    return slowest_s * max_tokens / most if most else 0.0
 
 
 def _read_bytes(pid: int) -> int:

@@ -76,7 +76,8 @@ class Watch:
     def _look(self) -> None:
         now_s, boxes = self._take_pulses()
         ranks = [name for name in boxes if name != API]
-        if not ranks or self._is_at_rest(boxes, ranks):
+        # With the verdict all requests were ended: that nothing is open then is no recovery.
+        if not ranks or (self._verdict is None and self._is_at_rest(boxes, ranks)):
             self._pulses.rest(ranks, now_s)
         quiet_s = self._pulses.quiet_s(now_s)
         stopped = self._pulses.stopped()
