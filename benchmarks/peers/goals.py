@@ -6,7 +6,7 @@ measured is neither reached nor missed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from peers.measures import BY_NAME, KV_TOKENS, LAUNCH, MEASURES, MEMORY, Measure
@@ -112,32 +112,41 @@ def _best(results: Results, name: str, values: list[float], measure: Measure) ->
 
 
 def _against(results: Results, measure: Measure, peers: tuple[str, ...], times: float) -> Goal:
-    ours, rival = best(results, [OURS], measure), best(results, peers, measure)
-    wanted = f"{times:g}x the best of {', '.join(peers)}"
-    if ours is None or rival is None:
-        return Goal(measure.label, wanted, None, "not measured", None)
-    ratio = measure.times_better(ours.value, rival.value)
-    return Goal(measure.label, wanted, rival.setting, f"{ratio:.2f}x", ratio >= times)
+    def judge(ours: float, theirs: float) -> tuple[str, bool]:
+        ratio = measure.times_better(ours, theirs)
+        return f"{ratio:.2f}x", ratio >= times
+
+    return _compared(results, measure, peers, f"{times:g}x the best of {', '.join(peers)}", judge)
 
 
 def _launch_times(results: Results) -> Goal:
-    measure = BY_NAME[LAUNCH]
-    ours, rival = best(results, [OURS], measure), best(results, [VLLM], measure)
-    wanted = f"at most 1/{LAUNCH_TIMES:g} of {VLLM}"
-    if ours is None or rival is None:
-        return Goal(measure.label, wanted, None, "not measured", None)
-    times = rival.value / ours.value
-    return Goal(measure.label, wanted, rival.setting, f"1/{times:.1f}", times >= LAUNCH_TIMES)
+    def judge(ours: float, theirs: float) -> tuple[str, bool]:
+        times = theirs / ours
+        return f"1/{times:.1f}", times >= LAUNCH_TIMES
+
+    return _compared(results, BY_NAME[LAUNCH], (VLLM,), f"at most 1/{LAUNCH_TIMES:g} of {VLLM}", judge)
 
 
 def _launch_more(results: Results) -> Goal:
-    measure = BY_NAME[LAUNCH]
-    ours, rival = best(results, [OURS], measure), best(results, [LLAMA], measure)
-    wanted = f"within {LAUNCH_MORE_S:g} s of {LLAMA}"
+    def judge(ours: float, theirs: float) -> tuple[str, bool]:
+        more_s = ours - theirs
+        return f"{more_s:+.2f} s", more_s <= LAUNCH_MORE_S
+
+    return _compared(results, BY_NAME[LAUNCH], (LLAMA,), f"within {LAUNCH_MORE_S:g} s of {LLAMA}", judge)
+
+
+def _compared(
+    results: Results,
+    measure: Measure,
+    peers: tuple[str, ...],
+    wanted: str,
+    judge: Callable[[float, float], tuple[str, bool]],
+) -> Goal:
+    """Our best figure against that of `peers`; `judge` says what was found, and whether it suffices."""
+    ours, rival = best(results, [OURS], measure), best(results, peers, measure)
     if ours is None or rival is None:
         return Goal(measure.label, wanted, None, "not measured", None)
-    more_s = ours.value - rival.value
-    return Goal(measure.label, wanted, rival.setting, f"{more_s:+.2f} s", more_s <= LAUNCH_MORE_S)
+    return Goal(measure.label, wanted, rival.setting, *judge(ours.value, rival.value))
 
 
 def _memory(results: Results) -> Goal:

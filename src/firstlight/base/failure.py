@@ -44,12 +44,17 @@ def explained(error: BaseException) -> tuple[str, str]:
     cannot be started, or memory that cannot be had, where the address space is limited.
     """
     message, hint = f"{type(error).__name__}: {error}", _BUG
-    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     is_short = isinstance(error, MemoryError) or any(word in message for word in _SHORT)
-    if limit_bytes != resource.RLIM_INFINITY and is_short:
-        message += f" ({ADDRESS_SPACE} {limit_bytes >> 20} MiB: Cannot allocate memory)"
+    if is_short and (limit := address_limit()):
+        message += f" ({limit}: Cannot allocate memory)"
         hint = "Raise the limit: `ulimit -v unlimited`."
     return message, hint
+
+
+def address_limit() -> str:
+    """That this process's address space is limited, and to what; empty where it is not."""
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return "" if limit_bytes == resource.RLIM_INFINITY else f"{ADDRESS_SPACE} {limit_bytes >> 20} MiB"
 
 
 def read_failure(run_dir: str | Path, name: str) -> Failure | None:

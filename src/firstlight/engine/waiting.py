@@ -45,12 +45,12 @@ class WaitingQueue:
         if first.num_passed_over >= MAX_PASSED_OVER or not self._waiting:
             return first
         candidates = [first]
-        while len(candidates) < WINDOW and (sequence := self._take()) is not None:
-            candidates.append(sequence)
+        while len(candidates) < WINDOW and (sequence := self.peek()) is not None:
             if sequence.priority != first.priority:
                 break
-        equal = [sequence for sequence in candidates if sequence.priority == first.priority]
-        chosen = max(equal, key=num_cached)  # of equals the first
+            self._take()
+            candidates.append(sequence)
+        chosen = max(candidates, key=num_cached)  # of equals the first
         first.num_passed_over += chosen is not first
         for sequence in candidates:
             if sequence is not chosen:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import resource
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ import torch
 
 from firstlight.base.environment import cache_directory
 from firstlight.base.errors import ResourceError
-from firstlight.base.failure import ADDRESS_SPACE
+from firstlight.base.failure import address_limit
 from firstlight.ops.cpu.build import COMPILE_LIMIT_S, SOURCES, BuildError, compile_library, library_name
 
 EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY, TOP, EXPERTS = range(12)
@@ -161,9 +160,8 @@ def open_pool(
 
 def _why_no_thread() -> str:
     """The system has one number for both reasons; a limited address space is the likelier of them."""
-    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit_bytes != resource.RLIM_INFINITY:
-        return f"Cannot allocate memory ({ADDRESS_SPACE} {limit_bytes >> 20} MiB: ulimit -v)"
+    if limit := address_limit():
+        return f"Cannot allocate memory ({limit}: ulimit -v)"
     return "Resource temporarily unavailable (a limit of threads: ulimit -u, or the group's pids.max)"
 
 
