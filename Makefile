@@ -19,7 +19,7 @@ TEST := $(VENV)/.installed-test
 VLLM := .venv-vllm
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve test sanitize instructions test-fast format lint types unit parity e2e shape test-vllm bench bench-compare bench-peers bench-peers-report soak fix docs clean
+.PHONY: help serve test sanitize instructions test-fast format lint types unit parity e2e shape test-vllm bench bench-compare bench-peers bench-peers-report soak wheel fix docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
@@ -91,6 +91,9 @@ bench-peers-report: $(TEST)  ## write docs/performance.md from the results of ma
 
 soak: $(RUN)  ## twenty minutes of mixed load with random aborts against a server of our own
 	$(BIN)/firstlight bench soak $(ARGS)
+
+wheel: $(RUN)  ## the package with its native library for this kind of system, in dist/
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:  ## remove the environment and all caches of the tools
 	rm -rf $(VENV) $(VLLM) .peers .mypy_cache .ruff_cache .pytest_cache .hypothesis src/firstlight.egg-info
