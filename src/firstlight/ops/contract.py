@@ -32,6 +32,10 @@ class Matrix(Protocol):
         """The exact values, float32 [O, I]."""
         ...
 
+    def stored(self) -> torch.Tensor | None:
+        """The blocks as they are in the file, uint8 [O, bytes of a row]; None where there is no file."""
+        ...
+
     def first_rows(self, num_rows: int) -> Matrix:
         """The same weight with at most `num_rows` outputs, for looking at a sample."""
         ...
