@@ -23,7 +23,7 @@ KINDS: list[Kind] = [
     ("float32", "auto", 64 * 4),
     ("auto", "auto", 64 * 2),
     ("auto", "bfloat16", 64 * 2),
-    ("auto", "int8", 64 + 4),
+    ("auto", "int8", 64 + 8),
 ]
 
 

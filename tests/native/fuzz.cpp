@@ -284,14 +284,18 @@ static void fuzz_rows(void* pool) {
     }
 }
 
-static int64_t row_bytes(int64_t type, int64_t size) { return type == KV_CODES ? size + 4 : 2 * size; }
+static int64_t row_bytes(int64_t type, int64_t size) { return type == KV_CODES ? size + 8 : 2 * size; }
 
 static double stored_value(int64_t type, const uint8_t* row, int64_t size, int64_t i) {
     float scale;
     uint16_t half;
     if (type == KV_CODES) {
+        int16_t outlier;
+        uint16_t place;
         memcpy(&scale, row + size, 4);
-        return (double)((float)(int8_t)row[i] * scale);
+        memcpy(&outlier, row + size + 4, 2);
+        memcpy(&place, row + size + 6, 2);
+        return (double)((i == place ? (float)outlier : (float)(int8_t)row[i]) * scale);
     }
     memcpy(&half, row + 2 * i, 2);
     if (type == KV_HALF) return half_to_float(half);

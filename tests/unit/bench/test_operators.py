@@ -31,7 +31,7 @@ def test_every_operator_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         if alone.name == "attention":
             assert alone.num_layers == layers
             description = open_checkpoint(model).description
-            row_bytes = description.head_size + 4
+            row_bytes = description.head_size + 8
             assert alone.read_bytes == 2 * 21 * description.num_kv_heads * row_bytes
             assert together.read_bytes == 3 * alone.read_bytes
     assert report.limits.read_bytes_per_s > 0

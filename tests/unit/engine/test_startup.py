@@ -81,8 +81,8 @@ def test_more_tokens_fit_where_keys_and_values_are_smaller(path: Path, dtype: st
         assert 2**25 - page_bytes < size - page_bytes <= 2**25
         self_test(started.core(started.runner.run))
     assert tokens["float16"] == tokens["bfloat16"]
-    # Heads of 16: 32 bytes, or 16 and a scale of 4.
-    assert tokens["int8"] == pytest.approx(tokens["float16"] * 32 / 20, abs=16)
+    # Heads of 16: 32 bytes, or 16 with a tail of 8.
+    assert tokens["int8"] == pytest.approx(tokens["float16"] * 32 / 24, abs=16)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[FirstlightError], str]] = {

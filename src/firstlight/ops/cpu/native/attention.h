@@ -34,7 +34,7 @@ static inline void read_rows(const Context& c, const Heads& h, const Op& op, int
     const Step& s = *c.step;
     const int64_t* pages = s.pages + sequence * s.table_width;
     constexpr int64_t EACH = Row::VALUE_BYTES;
-    int64_t row_bytes = h.size * EACH + Row::SCALE_BYTES;
+    int64_t row_bytes = h.size * EACH + Row::TAIL_BYTES;
     for (int64_t position = first; position < end; position++) {
         int64_t slot = pages[position / s.page_size] * s.page_size + position % s.page_size;
         const uint8_t* key = (const uint8_t*)op.p[1] + (slot * h.num_kv_heads + kv_head) * row_bytes;
@@ -47,12 +47,15 @@ static inline void read_rows(const Context& c, const Heads& h, const Op& op, int
             store(k + i, key_row.values(key + i * EACH));
             store(v + i, value_row.values(value + i * EACH));
         }
-        if (i == h.size) continue;
-        uint8_t tail[16 * EACH] = {};
-        memcpy(tail, key + i * EACH, (size_t)((h.size - i) * EACH));
-        memcpy(tail + 8 * EACH, value + i * EACH, (size_t)((h.size - i) * EACH));
-        store(k + i, key_row.values(tail));
-        store(v + i, value_row.values(tail + 8 * EACH));
+        if (i < h.size) {
+            uint8_t last[16 * EACH] = {};
+            memcpy(last, key + i * EACH, (size_t)((h.size - i) * EACH));
+            memcpy(last + 8 * EACH, value + i * EACH, (size_t)((h.size - i) * EACH));
+            store(k + i, key_row.values(last));
+            store(v + i, value_row.values(last + 8 * EACH));
+        }
+        key_row.finish(k);
+        value_row.finish(v);
     }
 }
 
