@@ -22,12 +22,20 @@ HUGE_PAGE_BYTES = 2 * 2**20
 
 @dataclass(frozen=True)
 class Layout:
-    """What `native/formats.h` says of a format: its bytes for one output and `block_inputs` inputs."""
+    """What `native/formats.h` says of a format: its bytes for one output and `block_inputs` inputs.
+
+    `lane_bytes`: a block is a sequence of runs, in each of which an output has so many bytes, and the 8 of a
+    tile follow each other.
+    """
 
     name: str
     block_inputs: int
-    block_bytes: int
+    lane_bytes: tuple[int, ...]
     dtype: torch.dtype | None = None  # of a plain format
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self.lane_bytes)
 
     def packed_bytes(self, outputs: int, inputs: int) -> int:
         """What a matrix takes; outputs are filled up to whole tiles."""
@@ -35,14 +43,14 @@ class Layout:
 
 
 LAYOUTS = {  # by the library's number
-    0: Layout("Q4_1", 32, 20),
-    1: Layout("Q4_0", 32, 18),
-    2: Layout("Q8_0", 32, 34),
-    3: Layout("F32", 1, 4, torch.float32),
-    4: Layout("F16", 1, 2, torch.float16),
-    5: Layout("BF16", 1, 2, torch.bfloat16),
-    6: Layout("Q4_K", 256, 148),
-    7: Layout("Q6_K", 256, 210),
+    0: Layout("Q4_1", 32, (*[4] * 4, 2, 2)),
+    1: Layout("Q4_0", 32, (*[4] * 4, 2)),
+    2: Layout("Q8_0", 32, (*[4] * 8, 2)),
+    3: Layout("F32", 1, (4,), torch.float32),
+    4: Layout("F16", 1, (2,), torch.float16),
+    5: Layout("BF16", 1, (2,), torch.bfloat16),
+    6: Layout("Q4_K", 256, (2, 2, *[*[4] * 4, 1, 1] * 8)),
+    7: Layout("Q6_K", 256, (2, *[*[4] * 6, 1, 1] * 8)),
 }
 NUMBERS = {layout.name: number for number, layout in LAYOUTS.items()}
 
