@@ -42,7 +42,7 @@ class NativeExperts:
         packed = arena.take(each * len(weights))
         for expert, weight in enumerate(weights):
             assert (weight.format, weight.shape) == (first.format, first.shape), "experts are alike"
-            pack(weight, packed[expert * each : (expert + 1) * each])
+            pack(weight, packed[expert * each : (expert + 1) * each], pool)
         return cls(pool, len(weights), (outputs, inputs), number_of(first.format), packed)
 
     def __call__(self, x_RI: torch.Tensor, starts_E1: torch.Tensor) -> torch.Tensor:

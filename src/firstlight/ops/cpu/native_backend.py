@@ -84,7 +84,7 @@ class NativeBackend:
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         outputs, inputs = weight.shape
         packed = self._arena.take(packed_bytes(weight.format, weight.shape))
-        number = pack(weight, packed)
+        number = pack(weight, packed, self.pool)
         return NativeLinear(self.pool, (outputs, inputs), number, packed, _layout(weight.format))
 
     def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> NativeLinear:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from firstlight.ops.contract import Matrix, NestedScales
-from firstlight.ops.cpu.library import EMBED, LINEAR, QUANTIZE, Codes, Op, Pool, Step, address
+from firstlight.ops.cpu.library import EMBED, LINEAR, PACK, QUANTIZE, Codes, Op, Pool, Step, address
 
 TILE, GROUP = 8, 32
 ARENA_BYTES = 64 * 2**20
@@ -82,7 +82,7 @@ class Arena:
         return self._piece[start : start + num_bytes]
 
 
-def pack(weight: Matrix, room: torch.Tensor) -> int:
+def pack(weight: Matrix, room: torch.Tensor, pool: Pool) -> int:
     """Packs a weight into `room` [packed_bytes], and gives the layout's number."""
     number = number_of(weight.format)
     layout = LAYOUTS[number]
@@ -91,25 +91,29 @@ def pack(weight: Matrix, room: torch.Tensor) -> int:
         tiles = room.view(layout.dtype).view(-1, inputs, TILE)
         tiles.copy_(_whole_tiles(weight.dequantize()).view(-1, TILE, inputs).transpose(1, 2))
         return number
-    blocks = room.view(-(-outputs // TILE), inputs // layout.block_inputs, TILE * layout.block_bytes)
     nested = weight.nested()
-    if nested is not None:
-        _pack_nested(nested, blocks)
+    if nested is None:
+        _pack_stored(weight, layout, room, pool)
     else:
-        _pack_stored(weight, layout.name, blocks)
+        _pack_nested(nested, room.view(-(-outputs // TILE), inputs // layout.block_inputs, -1))
     return number
 
 
-def _pack_stored(weight: Matrix, name: str, blocks: torch.Tensor) -> None:
+def _pack_stored(weight: Matrix, layout: Layout, room: torch.Tensor, pool: Pool) -> None:
     """The file's bytes in another order: its halves of a group lie in one byte as the kernels want them."""
     stored = weight.stored()
     assert stored is not None, "a block format comes from a file"
-    groups = _whole_tiles(stored).unflatten(-1, (blocks.shape[1], -1))
-    scale_bytes = 4 if name == "Q4_1" else 2  # before the codes in the file, after them here
-    codes = groups[..., scale_bytes:].contiguous().view(torch.int32)
-    code_bytes = TILE * (groups.shape[-1] - scale_bytes)
-    _put_words(codes, blocks[..., :code_bytes])
-    _put_words(groups[..., :scale_bytes].contiguous().view(torch.float16), blocks[..., code_bytes:])
+    rows = stored.contiguous()
+    outputs, row_bytes = rows.shape
+    scale_bytes = 4 if layout.name == "Q4_1" else 2
+    if outputs % TILE:
+        room.zero_()
+    op = Op(
+        PACK,
+        n=(outputs, row_bytes, layout.block_bytes, scale_bytes),
+        p=(address(rows), address(room)),
+    )
+    pool.run([op], Step(num_rows=-(-outputs // TILE)))
 
 
 def _pack_nested(nested: NestedScales, blocks: torch.Tensor) -> None:

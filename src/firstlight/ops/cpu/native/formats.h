@@ -68,6 +68,19 @@ static inline int code_of(int32_t format, const uint8_t* group, int64_t i, int64
     return format == Q4 ? code - 8 : code;
 }
 
+// One tile of a coded format out of a file's rows, whose groups begin with their scales. Sizes: of a row and of a group
+// in the file, and of a group's scales. Both keep codes and scales in one order; only outputs come to lie side by side.
+static inline void pack_tile(const uint8_t* from, int64_t outputs, int64_t row_bytes, int64_t group_bytes,
+                             int64_t scale_bytes, uint8_t* to) {
+    int64_t codes = group_bytes - scale_bytes;
+    for (int64_t at = 0; at < row_bytes; at += group_bytes, to += TILE * group_bytes)
+        for (int64_t lane = 0; lane < outputs; lane++) {
+            const uint8_t* group = from + lane * row_bytes + at;
+            for (int64_t i = 0; i < codes; i += 4) memcpy(to + TILE * i + 4 * lane, group + scale_bytes + i, 4);
+            for (int64_t i = 0; i < scale_bytes; i += 2) memcpy(to + TILE * (codes + i) + 2 * lane, group + i, 2);
+        }
+}
+
 // The weights of one output.
 static inline void output_values(int32_t format, const uint8_t* weights, int64_t num_inputs, int64_t output, float* out) {
     const uint8_t* tile = weights + output / TILE * tile_bytes_of(format, num_inputs);

@@ -129,6 +129,12 @@ static void run_piece(const Op& op, const Context& c, int64_t piece) {
                 top_of_row((const float*)op.p[0] + from * op.n[0], op.n[0], ((const float*)op.p[1])[row], num,
                            (uint64_t*)c.worker->scratch, (int64_t*)op.p[2] + row * num, (float*)op.p[3] + row * num);
             });
+        case OP_PACK:
+            return each_row(op, c, piece, [&](int64_t tile) {
+                int64_t outputs = op.n[0] - tile * TILE, row_bytes = op.n[1];
+                pack_tile((const uint8_t*)op.p[0] + tile * TILE * row_bytes, outputs < TILE ? outputs : TILE, row_bytes,
+                          op.n[2], op.n[3], (uint8_t*)op.p[1] + tile * TILE * row_bytes);
+            });
         case OP_READ: return measure_read(op, c, piece);
         case OP_MULTIPLY: return measure_multiply(op, piece);
         default: return;

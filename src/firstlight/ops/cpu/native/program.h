@@ -19,7 +19,8 @@ enum Kind : int32_t {
     OP_READ = 8,     // for measuring: reads memory and does nothing with it
     OP_MULTIPLY = 9,  // for measuring: integer products out of registers
     OP_TOP = 10,     // the first so many of a row
-    OP_EXPERTS = 11  // products of rows, sorted by expert, with the weights of their experts
+    OP_EXPERTS = 11,  // products of rows, sorted by expert, with the weights of their experts
+    OP_PACK = 12      // a file's blocks into tiles; the rows of its step are tiles
 };
 
 // See `formats.h`.
