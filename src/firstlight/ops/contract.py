@@ -32,6 +32,10 @@ class Matrix(Protocol):
         """The exact values, float32 [O, I]."""
         ...
 
+    def stored(self) -> torch.Tensor | None:
+        """The blocks as they are in the file, uint8 [O, bytes of a row]; None where there is no file."""
+        ...
+
     def first_rows(self, num_rows: int) -> Matrix:
         """The same weight with at most `num_rows` outputs, for looking at a sample."""
         ...
@@ -135,6 +139,14 @@ class Backend(Protocol):
 
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         """Lays out a weight. `role` is "layer" or "head" (the output head, whose result is float32)."""
+        ...
+
+    def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
+        """A product of these outputs alone, in this order and with the bits that `whole` gives them.
+
+        For an output head over a draft vocabulary. `whole`, with `num_outputs`, is of this backend, and stays
+        as it is. Raises `UnsupportedError` for an output that is not there, and for none.
+        """
         ...
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 from firstlight.ops import sparse_attention
 from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
 from firstlight.ops.kv_rows import chosen, unpack
+from firstlight.ops.outputs import pick
 
 # Rows of every matrix product. Larger is faster for prompts, smaller for single tokens; at 32 a product is
 # still bound by reading the weights.
@@ -85,6 +86,9 @@ class ReferenceBackend:
 
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         return ReferenceLinear(weight.dequantize())
+
+    def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
+        return pick(whole, outputs_N, num_outputs)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         return x_TH * torch.rsqrt((x_TH * x_TH).mean(-1, keepdim=True) + eps) * weight_H

@@ -18,6 +18,7 @@ from firstlight.ops import padded_attention, sparse_attention
 from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
 from firstlight.ops.cpu.layouts import weight_error
 from firstlight.ops.cpu.select import Choice, choose
+from firstlight.ops.outputs import pick
 
 # From this many rows of one sequence on, blocked attention beats one row at a time.
 MIN_BLOCKED_ROWS = 32
@@ -69,6 +70,9 @@ class CpuBackend:
             sample = weight.first_rows(ERROR_SAMPLE_ROWS)
             self.errors[kind] = max(weight_error(name, sample) for name in (choice.few, choice.many))
         return choice.build(weight)
+
+    def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
+        return pick(whole, outputs_N, num_outputs)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         # Half the time of F.rms_norm at one row: one reduction, and eps + norm^2 / H as one operator.

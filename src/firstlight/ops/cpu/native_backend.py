@@ -21,7 +21,9 @@ from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind
 from firstlight.ops.cpu.experts import NativeExperts
 from firstlight.ops.cpu.library import ATTEND, INSTRUCTION_SETS, KV_TYPES, NORM, SILU, Op, Pool, Step, address
 from firstlight.ops.cpu.packed import LAYOUTS, Arena, NativeLinear, number_of, pack, packed_bytes
+from firstlight.ops.cpu.some_outputs import copy_outputs
 from firstlight.ops.kv_rows import chosen
+from firstlight.ops.outputs import check_outputs
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,14 @@ class NativeBackend:
         packed = self._arena.take(packed_bytes(weight.format, weight.shape))
         number = pack(weight, packed)
         return NativeLinear(self.pool, (outputs, inputs), number, packed, _layout(weight.format))
+
+    def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> NativeLinear:
+        assert isinstance(whole, NativeLinear), "a backend takes its own operators"
+        check_outputs(outputs_N, num_outputs)
+        shape, layout = (len(outputs_N), whole.shape[1]), LAYOUTS[whole.number]
+        packed = self._arena.take(layout.packed_bytes(*shape))
+        copy_outputs(whole.packed, layout, outputs_N.to(torch.int64), packed)
+        return NativeLinear(self.pool, shape, whole.number, packed, whole.layout)
 
     def experts(self, weights: Sequence[Matrix]) -> NativeExperts:
         """The weights of a layer's experts, for products of rows that are sorted by expert."""

@@ -17,6 +17,7 @@ from firstlight.base.errors import ResourceError, UnsupportedError
 from firstlight.ops import padded_attention
 from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
 from firstlight.ops.kv_rows import name_of, refused
+from firstlight.ops.outputs import pick
 
 
 class CudaLinear:
@@ -85,6 +86,9 @@ class CudaBackend:
         # Converted on the host, so that the device never holds the float32 form.
         dense = weight.dequantize().to(self.key_dtype).to(self.device)
         return CudaLinear(dense, float_result=role == "head")
+
+    def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
+        return pick(whole, outputs_N, num_outputs)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         return x_TH * torch.rsqrt(x_TH.square().mean(-1, keepdim=True) + eps) * weight_H

@@ -74,10 +74,19 @@ static void all_rows_of_tiles(const Product& product, int64_t tile, int64_t row,
 }
 
 template <int32_t FORMAT>
+static void lone_row_of_tiles(const Product& product, int64_t tile, int64_t row) {
+    const uint8_t* weights = product.weights + tile * tile_bytes_of(FORMAT, product.op.n[2]);
+    rows_of_tiles<FORMAT, 1, LONE_ROW_TILES>(product.op, weights, tile, row);
+}
+
+template <int32_t FORMAT>
 static void multiply(const Product& product, int64_t first, int64_t end) {
     constexpr int T = tiles_at_once(FORMAT);
     for (int64_t row = product.first_row; row < product.end_row; row += BLOCK_ROWS) {
         int64_t end_row = row + BLOCK_ROWS < product.end_row ? row + BLOCK_ROWS : product.end_row, tile = first;
+        if constexpr (T > 1)
+            if (end_row - row == 1)
+                for (; tile + LONE_ROW_TILES <= end; tile += LONE_ROW_TILES) lone_row_of_tiles<FORMAT>(product, tile, row);
         for (; tile + T <= end; tile += T) all_rows_of_tiles<FORMAT, T>(product, tile, row, end_row);
         if constexpr (T > 1)
             for (; tile < end; tile++) all_rows_of_tiles<FORMAT, 1>(product, tile, row, end_row);

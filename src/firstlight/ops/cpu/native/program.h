@@ -56,8 +56,8 @@ struct alignas(64) Group {
     float first_sum;   // of the first 16
     float outlier;
     int32_t place;  // of the outlier
-    int32_t right;  // bits by which its weight must be moved down in a quad of 4-bit codes
-    int32_t left;   // and up to the top of a quad of 8-bit codes
+    int32_t small_mask;   // of its weight within a byte of two 4-bit codes
+    float small_outlier;  // for its weight as it is within that byte, which may be 16 times too large
 };
 
 // Activations as integers: groups [rows, width / 32].

@@ -17,8 +17,33 @@ static inline LargestTwo turned(LargestTwo a, i8 lanes) {
 
 constexpr float MOST_8 = 127.0f, MOST_16 = 32000.0f;
 
+// Whole numbers: any order of the sum gives the same.
 static inline int32_t total(i8 v) {
+#if defined(__AVX2__)
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+#else
     return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
+#endif
+}
+
+// Which of the lanes hold: a bit for each.
+static inline uint32_t lanes_of(i8 holds) {
+#if defined(__AVX2__)
+    return (uint32_t)_mm256_movemask_ps((__m256)holds);
+#else
+    uint32_t lanes = 0;
+    for (int k = 0; k < 8; k++) lanes |= holds[k] ? 1u << k : 0u;
+    return lanes;
+#endif
+}
+
+// The first place where a value has this size; the last one if none has, because it is no number.
+static inline int32_t place_of_size(const f8* v, float size) {
+    uint32_t places = 1u << (GROUP - 1);
+    for (int k = 0; k < 4; k++) places |= lanes_of(absolute(v[k]) == all(size)) << 8 * k;
+    return __builtin_ctz(places);
 }
 
 // 32 values as integers: round(x / scale). The scale is made for the second largest, which gets 8 bits; the largest
@@ -38,25 +63,22 @@ static inline void quantize_group(const float* x, Group& to) {
     most = merge(most, turned(most, i8{4, 5, 6, 7, 0, 1, 2, 3}));
     most = merge(most, turned(most, i8{2, 3, 0, 1, 6, 7, 4, 5}));
     most = merge(most, turned(most, i8{1, 0, 3, 2, 5, 4, 7, 6}));
-    bool is_finite = true;
-    for (int k = 0; k < 8; k++) is_finite = is_finite && wrong[k] == wrong[k];
+    bool is_finite = lanes_of(wrong != wrong) == 0;
     float first = most.first[0], second = most.second[0];
     bool is_zero = !(first > 1e-30f);
     float scale = second / MOST_8 > first / MOST_16 ? second / MOST_8 : first / MOST_16;
     float inverse = is_zero || !is_finite ? 0.0f : 1.0f / scale;
-    int32_t place = 0;
-    while (place < GROUP - 1 && !(__builtin_fabsf(x[place]) == first)) place++;
+    int32_t place = place_of_size(v, first);
     i8 code[4];
     for (int k = 0; k < 4; k++) {
         f8 scaled = is_finite ? v[k] * inverse : f8{};
         code[k] = to_int((scaled + 12582912.0f) - 12582912.0f);
     }
     int32_t first_sum = total(code[0] + code[1]), all_codes = first_sum + total(code[2] + code[3]);
-    to.outlier = (float)code[place / 8][place % 8];
+    to.outlier = ((is_finite ? x[place] * inverse : 0.0f) + 12582912.0f) - 12582912.0f;
     to.place = place;
-    to.right = 8 * (place & 3) + (place & 16 ? 4 : 0);
-    to.left = 24 - 8 * (place & 3);
-    code[place / 8][place % 8] = 0;
+    to.small_mask = place & 16 ? 240 : 15;
+    to.small_outlier = place & 16 ? to.outlier * 0.0625f : to.outlier;
 #if defined(__AVX2__)
     __m256i low = _mm256_packs_epi32((__m256i)code[0], (__m256i)code[1]);
     __m256i high = _mm256_packs_epi32((__m256i)code[2], (__m256i)code[3]);
@@ -66,6 +88,7 @@ static inline void quantize_group(const float* x, Group& to) {
 #else
     for (int k = 0; k < GROUP; k++) to.codes[k] = (int8_t)code[k / 8][k % 8];
 #endif
+    to.codes[place] = 0;
     to.scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : scale;
     to.sum = (float)all_codes;
     to.first_sum = (float)first_sum;
