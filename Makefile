@@ -17,9 +17,11 @@ BIN  := $(VENV)/bin
 RUN  := $(VENV)/.installed
 TEST := $(VENV)/.installed-test
 VLLM := .venv-vllm
+# What pip does with all that it installs but an editable package: half a second of every start.
+COMPILE = $(BIN)/python -m compileall -q src/firstlight
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve test sanitize instructions test-fast format lint types unit parity e2e shape test-vllm bench bench-compare bench-peers bench-peers-report soak fix docs clean
+.PHONY: help serve test sanitize instructions test-fast format lint types unit parity e2e shape test-vllm bench bench-compare bench-peers bench-peers-report soak wheel fix docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
@@ -84,6 +86,7 @@ bench-compare: $(TEST)  ## side by side with transformers; results in benchmarks
 # vLLM is installed only where it is among the peers that were asked for. Where the setup fails, it says so and goes on.
 bench-peers: $(TEST)  ## beside llama.cpp, OpenVINO, vLLM and transformers: 6 GB and an hour the first time, then 25 minutes
 	@case "$(ARGS)" in *--peers*) ;; *) $(MAKE) --no-print-directory $(VLLM)/.installed;; esac
+	@$(COMPILE)
 	@TORCH_SPEC="$(TORCH_SPEC)" PYTHONPATH=benchmarks $(BIN)/python -m peers $(ARGS)
 
 bench-peers-report: $(TEST)  ## write docs/performance.md from the results of make bench-peers
@@ -91,6 +94,9 @@ bench-peers-report: $(TEST)  ## write docs/performance.md from the results of ma
 
 soak: $(RUN)  ## twenty minutes of mixed load with random aborts against a server of our own
 	$(BIN)/firstlight bench soak $(ARGS)
+
+wheel: $(RUN)  ## the package with its native library for this kind of system, in dist/
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:  ## remove the environment and all caches of the tools
 	rm -rf $(VENV) $(VLLM) .peers .mypy_cache .ruff_cache .pytest_cache .hypothesis src/firstlight.egg-info
@@ -103,6 +109,7 @@ $(RUN): pyproject.toml constraints.txt
 	@echo "installing firstlight into $(VENV) (first time only)"
 	@$(PIP) "$(TORCH_SPEC)"
 	@$(PIP) -c constraints.txt -e .
+	@$(COMPILE)
 	@touch $@
 
 $(TEST): $(RUN)

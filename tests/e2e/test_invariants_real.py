@@ -16,9 +16,15 @@ from support.engines import Harness, Result, submit
 from support.prompts import PROMPTS
 
 pytestmark = pytest.mark.timeout(600)  # a dozen seconds on a quiet machine
-PAGE_VALUES = 30 * 2 * 3 * 64 * 16  # layers, keys and values, heads, head size, tokens
+PAGE_ROWS = 30 * 2 * 3 * 16  # layers, keys and values, heads, tokens
 SIZES = {"max_model_len": 256, "max_num_seqs": 8, "max_batched_tokens": 128, "cpu_kernels": "auto"}
-Kind = tuple[str, int]  # dtype, and bytes of a value in the KV pool
+Kind = tuple[str, str, int]  # dtype, type of KV, and bytes of 64 values of it
+KINDS: list[Kind] = [
+    ("float32", "auto", 64 * 4),
+    ("auto", "auto", 64 * 2),
+    ("auto", "bfloat16", 64 * 2),
+    ("auto", "int8", 64 + 8),
+]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +33,7 @@ def path() -> Path:
     return resolve_model(None)
 
 
-@pytest.fixture(scope="module", params=[("float32", 4), ("auto", 2)], ids=["float32", "auto"])
+@pytest.fixture(scope="module", params=KINDS, ids=["float32", "auto", "bfloat16", "int8"])
 def kind(request: pytest.FixtureRequest, path: Path) -> Kind:
     if request.param[0] == "auto":
         pick = pick_cpu_kernels("auto", 1)
@@ -36,9 +42,9 @@ def kind(request: pytest.FixtureRequest, path: Path) -> Kind:
 
 
 def engine_of(path: Path, kind: Kind, num_pages: int = 64, **sizes: Any) -> Harness:
-    dtype, value_bytes = kind
-    kv_memory_bytes = num_pages * PAGE_VALUES * value_bytes
-    return Harness(path, dtype=dtype, **{**SIZES, "kv_memory_bytes": kv_memory_bytes, **sizes})
+    dtype, kv_dtype, row_bytes = kind
+    kv = {"kv_memory_bytes": num_pages * PAGE_ROWS * row_bytes, "kv_dtype": kv_dtype}
+    return Harness(path, dtype=dtype, **{**SIZES, **kv, **sizes})
 
 
 @pytest.fixture(scope="module")

@@ -284,9 +284,29 @@ static void fuzz_rows(void* pool) {
     }
 }
 
+static int64_t row_bytes(int64_t type, int64_t size) { return type == KV_CODES ? size + 8 : 2 * size; }
+
+static double stored_value(int64_t type, const uint8_t* row, int64_t size, int64_t i) {
+    float scale;
+    uint16_t half;
+    if (type == KV_CODES) {
+        int16_t outlier;
+        uint16_t place;
+        memcpy(&scale, row + size, 4);
+        memcpy(&outlier, row + size + 4, 2);
+        memcpy(&place, row + size + 6, 2);
+        return (double)((i == place ? (float)outlier : (float)(int8_t)row[i]) * scale);
+    }
+    memcpy(&half, row + 2 * i, 2);
+    if (type == KV_HALF) return half_to_float(half);
+    uint32_t word = (uint32_t)half << 16;
+    memcpy(&scale, &word, 4);
+    return scale;
+}
+
 struct Attention {
-    int64_t heads, kv_heads, size, window, page_size, num_pages;
-    std::vector<uint16_t> keys, values;
+    int64_t heads, kv_heads, size, window, page_size, num_pages, type;
+    std::vector<uint8_t> keys, values;
     std::vector<int64_t> pages, starts, counts;
     int64_t table_width;
 };
@@ -294,7 +314,7 @@ struct Attention {
 static std::vector<float> attend(void* pool, const Attention& a, const float* q, int64_t rows, const int64_t* pages,
                                  const std::vector<int64_t>& starts, const std::vector<int64_t>& counts) {
     std::vector<float> out((size_t)(rows * a.heads * a.size), NAN);
-    Op op = make(OP_ATTEND, {a.heads, a.kv_heads, a.size, a.heads * a.size, a.window}, {q, a.keys.data(), a.values.data(), out.data()});
+    Op op = make(OP_ATTEND, {a.heads, a.kv_heads, a.size, a.heads * a.size, a.window, a.type}, {q, a.keys.data(), a.values.data(), out.data()});
     op.f[0] = 1.0f / sqrtf((float)a.size);
     Step step = {};
     step.num_rows = rows;
@@ -315,20 +335,50 @@ static void check_attention(const Attention& a, const float* q, const float* got
         int64_t kv = head / (a.heads / a.kv_heads);
         std::vector<double> weights;
         double total = 0.0, most = -INFINITY;
-        auto at = [&](int64_t p) { return ((pages[p / a.page_size] * a.page_size + p % a.page_size) * a.kv_heads + kv) * a.size; };
+        auto at = [&](int64_t p) { return ((pages[p / a.page_size] * a.page_size + p % a.page_size) * a.kv_heads + kv) * row_bytes(a.type, a.size); };
         for (int64_t p = first; p <= position; p++) {
             double score = 0.0;
-            for (int64_t i = 0; i < a.size; i++) score += (double)q[head * a.size + i] * half_to_float(a.keys[(size_t)(at(p) + i)]);
+            for (int64_t i = 0; i < a.size; i++) score += (double)q[head * a.size + i] * stored_value(a.type, a.keys.data() + at(p), a.size, i);
             weights.push_back(score / sqrt((double)a.size));
             most = fmax(most, weights.back());
         }
         for (double& weight : weights) total += weight = exp(weight - most);
         for (int64_t i = 0; i < a.size; i++) {
             double wanted = 0.0;
-            for (int64_t p = first; p <= position; p++) wanted += weights[(size_t)(p - first)] / total * half_to_float(a.values[(size_t)(at(p) + i)]);
+            for (int64_t p = first; p <= position; p++) wanted += weights[(size_t)(p - first)] / total * stored_value(a.type, a.values.data() + at(p), a.size, i);
             require(close_to(got[head * a.size + i], wanted, 3.0), "attention");
         }
     }
+}
+
+// Writes every slot of the pool by the operator; what is stored is close to what was given.
+static void fill_pool(void* pool, Attention& a) {
+    int64_t slots = a.num_pages * a.page_size, each = row_bytes(a.type, a.size);
+    a.keys.resize((size_t)(slots * a.kv_heads * each));
+    a.values.resize(a.keys.size());
+    std::vector<float> turns((size_t)(slots * a.size)), qkv;
+    for (size_t i = 0; i < turns.size(); i += 2) turns[i] = 1.0f;
+    for (int64_t i = slots * (a.heads + 2 * a.kv_heads) * a.size; i > 0; i--) qkv.push_back(any_value());
+    std::vector<int64_t> places;
+    for (int64_t slot = 0; slot < slots; slot++) places.push_back(slots - 1 - slot);
+    Step step = {};
+    step.num_rows = slots;
+    step.turns = turns.data();
+    step.write_slots = places.data();
+    run(pool, {make(OP_TURN_AND_WRITE, {a.heads, a.kv_heads, a.size, a.type}, {qkv.data(), a.keys.data(), a.values.data()})}, step);
+    double share = a.type == KV_HALF ? 0x1p-11 : a.type == KV_BFLOAT ? 0x1p-8 : 0.51 / 127.0;
+    for (int64_t slot = 0; slot < slots; slot++)
+        for (int64_t head = 0; head < 2 * a.kv_heads; head++) {
+            const float* given = qkv.data() + (slot * (a.heads + 2 * a.kv_heads) + a.heads + head) * a.size;
+            const std::vector<uint8_t>& stored = head < a.kv_heads ? a.keys : a.values;
+            const uint8_t* row = stored.data() + (places[(size_t)slot] * a.kv_heads + head % a.kv_heads) * each;
+            double most = 0.0;
+            for (int64_t i = 0; i < a.size; i++) most = fmax(most, fabs((double)given[i]));
+            for (int64_t i = 0; i < a.size; i++) {
+                double size = a.type == KV_CODES ? most : fabs((double)given[i]);
+                require(fabs(stored_value(a.type, row, a.size, i) - given[i]) <= share * size + 1e-7, "a stored key or value");
+            }
+        }
 }
 
 static void fuzz_attention(void* pool) {
@@ -349,10 +399,8 @@ static void fuzz_attention(void* pool) {
     a.table_width = (longest + a.page_size - 1) / a.page_size;
     a.num_pages = sequences * a.table_width;
     for (int64_t page = 0; page < a.num_pages; page++) a.pages.push_back(a.num_pages - 1 - page);
-    for (int64_t i = a.num_pages * a.page_size * a.kv_heads * a.size; i > 0; i--) {
-        a.keys.push_back(float_to_half(any_value()));
-        a.values.push_back(float_to_half(any_value()));
-    }
+    a.type = between(KV_HALF, KV_CODES);
+    fill_pool(pool, a);
     std::vector<float> q = values(rows * a.heads * a.size);
     std::vector<float> out = attend(pool, a, q.data(), rows, a.pages.data(), a.starts, a.counts);
     int64_t width = a.heads * a.size;

@@ -39,6 +39,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
     page_size_tokens: int = 16
     max_model_len: int = 0
     kv_memory_bytes: int = 0
+    kv_dtype: str = "auto"  # "float16", "bfloat16", "int8", or what the backend takes by itself
     memory_fraction: float = 0.85  # of the memory available at start that we may plan for
     prefix_cache: bool = True
     max_queue: int = 1024  # waiting requests; one more is answered 429

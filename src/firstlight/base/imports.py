@@ -1,16 +1,19 @@
 """How far a process's imports are: every module that is looked for moves the odometer of its phase.
 
 Entered by a rank around its import of torch, which takes seconds and can hang in a library's constructor.
-Invariant: it finds nothing itself, so imports give what they gave without it.
+Invariant: imports give what they gave without it; what is put off comes when the first name of it is used.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from firstlight.base.blackbox.recorder import Recorder
 
@@ -36,7 +39,28 @@ def counted_imports(recorder: Recorder, detail: str) -> Iterator[None]:
     recorder.enter_phase("imports", 0, "modules", detail)
     counter = _Counter(recorder)
     sys.meta_path.insert(0, counter)
+    gc.disable()  # what modules make stays: looking through it for garbage is a tenth of the time
     try:
         yield
     finally:
+        gc.freeze()  # and it need not be looked through later
+        gc.enable()
         sys.meta_path.remove(counter)
+
+
+def put_off(*names: str) -> None:
+    """Modules that others import on their way and we most likely never use: they are empty until then."""
+    for name in names:
+        if name not in sys.modules:
+            sys.modules[name] = _PutOff(name)
+
+
+class _PutOff(ModuleType):
+    """In the place of a module until a name of it, or a module inside it, is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)  # the import system's own questions
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)

@@ -120,6 +120,13 @@ ENGINE_SETTINGS = (
         is_size=True,
     ),
     _engine(
+        "kv-dtype",
+        "kv_dtype",
+        "How keys and values are kept. int8: in half the memory, with a scale for each token and head. "
+        "auto: float16 in our own CPU kernels, else as the operators compute.",
+        choices=("auto", "float16", "bfloat16", "int8"),
+    ),
+    _engine(
         "memory-fraction",
         "memory_fraction",
         "Share of the memory available at start that may be planned for.",

@@ -1,4 +1,6 @@
-"""The address of a server as a person gives it. Used by `chat` and by the benchmarks.
+"""The address of a server as a person gives it, and what is said when nobody answers there.
+
+Used by `chat` and by the benchmarks.
 
 Invariant: what comes back has a scheme that we speak and a host.
 """
@@ -7,7 +9,8 @@ from __future__ import annotations
 
 from urllib.parse import SplitResult, urlsplit
 
-from firstlight.base.errors import UsageError
+from firstlight.base.errors import ResourceError, UsageError
+from firstlight.base.program import program
 
 
 def server_address(url: str) -> SplitResult:
@@ -28,3 +31,12 @@ def server_address(url: str) -> SplitResult:
             "Give one such as http://127.0.0.1:8000, as `firstlight serve` prints it.",
         )
     return parts
+
+
+def no_answer(url: str, error: Exception) -> ResourceError:
+    """What to say of a server that could not be reached."""
+    reason = str(error) or type(error).__name__
+    hint = f"Start a server with `{program()} serve`, or give the address of one with --url."
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        hint = "Its certificate is not trusted here: if it is your own, set SSL_CERT_FILE to its file."
+    return ResourceError(f"no answer from {url}: {reason}.", hint)

@@ -30,6 +30,7 @@ from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.facts.memory import kv_bytes_per_token
+from firstlight.ops.kv_rows import row_bytes
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -58,7 +59,8 @@ class OfflineOrder:
                 "Give smaller --length.",
             )
         pages = -(-model_len // EngineSection().page_size_tokens) * (max(self.batches) + 1)
-        page_bytes = kv_bytes_per_token(description, (4, 4)) * EngineSection().page_size_tokens
+        widest = 4 * description.head_size
+        page_bytes = kv_bytes_per_token(description, (widest, widest)) * EngineSection().page_size_tokens
         return EngineSection(
             threads=self.threads,
             max_model_len=model_len,
@@ -98,7 +100,7 @@ class OfflineReport:
 class Work:
     """Bytes and operations that the model makes necessary."""
 
-    def __init__(self, checkpoint: Checkpoint, kv_value_bytes: tuple[int, int]) -> None:
+    def __init__(self, checkpoint: Checkpoint, kv_row_bytes: tuple[int, int]) -> None:
         description = checkpoint.description
         head = _EMBEDDING if description.tie_embeddings else _HEAD
         read = [t for t in checkpoint.tensors.values() if t.name != _EMBEDDING or description.tie_embeddings]
@@ -106,7 +108,7 @@ class Work:
         matrices = [t for t in read if len(t.shape) == 2 and t.name != head]
         self.layer_flops = 2 * sum(math.prod(tensor.shape) for tensor in matrices)
         self.head_flops = 2 * description.vocab_size * description.hidden_size
-        self.kv_token_bytes = kv_bytes_per_token(description, kv_value_bytes)
+        self.kv_token_bytes = kv_bytes_per_token(description, kv_row_bytes)
         # Scores and weighted values: a product and a sum each, for every token looked at.
         self.attention_flops = 4 * description.num_layers * description.num_heads * description.head_size
 
@@ -124,8 +126,9 @@ class Work:
 def bench_offline(order: OfflineOrder, on_progress: Callable[[int, int], None]) -> OfflineReport:
     """Loads the model and runs the sweep."""
     engine = open_engine(order.model, order.dtype, order.section)
-    keys, values = (getattr(torch, name).itemsize for name in engine.report["kv_dtypes"])
     checkpoint = engine.checkpoint
+    size = checkpoint.description.head_size
+    keys, values = (row_bytes(size, getattr(torch, name)) for name in engine.report["kv_dtypes"])
     work = Work(checkpoint, (keys, values))
     sweep = Sweep(engine.core(engine.runner.run), work, measure_rates(), checkpoint.description.vocab_size)
     points: list[Point] = []

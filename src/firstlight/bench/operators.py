@@ -26,6 +26,7 @@ from firstlight.engine.startup import Started
 from firstlight.ops.cpu import library as native
 from firstlight.ops.cpu.library import Op, Pool, Step
 from firstlight.ops.cpu.packed import LAYOUTS, packed_bytes
+from firstlight.ops.kv_rows import row_bytes
 
 READ_BYTES = 256 * 2**20  # above any last-level cache of machines with few cores
 LOOPS = 200_000
@@ -38,7 +39,7 @@ NAMES = {
     native.ATTEND: "attention",
 }
 FORMATS = {number: layout.name for number, layout in LAYOUTS.items()}
-HALF_BYTES = 2
+KV_DTYPES = {number: dtype for dtype, number in native.KV_TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class OperatorsOrder:
     rows: tuple[int, ...] = (1, 2, 4, 8, 16)
     history: int = 256
     rounds: int = 7
+    kv_dtype: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def bench_operators(order: OperatorsOrder, on_point: Callable[[int, int], None])
         max_num_seqs=most,
         max_model_len=order.history + 2,
         kv_memory_bytes=0,
+        kv_dtype=order.kv_dtype,
     )
     engine = open_engine(order.model, "auto", section)
     replay = engine.runner.replay
@@ -176,7 +179,7 @@ def _amounts(op: Op, num_rows: int, history: int) -> tuple[int, int]:
     if op.kind == native.ATTEND:
         heads, kv_heads, size = op.n[0], op.n[1], op.n[2]
         seen = num_rows * (history + 1)
-        return 2 * seen * kv_heads * size * HALF_BYTES, 4 * seen * heads * size
+        return 2 * seen * kv_heads * row_bytes(size, KV_DTYPES[op.n[5]]), 4 * seen * heads * size
     return 0, 0
 
 

@@ -63,6 +63,7 @@ class QualityReport:
     reference_perplexity: float
     gaps: tuple[Gap, ...]
     layouts: tuple[str, ...]
+    kv_dtypes: tuple[str, ...]
     goal: float
     long_text: LongText | None = None
     answers: tuple[Answer, ...] = ()
@@ -82,6 +83,7 @@ class QualityOrder:
     threads: int = 0
     goal: float = 2e-3
     cpu_kernels: str = "stock"
+    kv_dtype: str = "auto"
     long_text: tuple[str, str] | None = None
     questions: tuple[str, ...] = ()
 
@@ -119,7 +121,7 @@ def bench_quality(order: QualityOrder, on_progress: Callable[[int, int], None]) 
     section = msgspec.structs.replace(_SECTION, threads=order.threads, max_model_len=model_len)
     encode = TextModel.load(order.model).encode
     exact = open_engine(order.model, "float32", section)
-    own = msgspec.structs.replace(section, cpu_kernels=order.cpu_kernels)
+    own = msgspec.structs.replace(section, cpu_kernels=order.cpu_kernels, kv_dtype=order.kv_dtype)
     fast = open_engine(order.model, "auto", own)
     sums = {rows: _Sums([]) for rows in ROWS}
     loss, num_losses = 0.0, 0
@@ -142,11 +144,10 @@ def bench_quality(order: QualityOrder, on_progress: Callable[[int, int], None]) 
         reference_perplexity=math.exp(loss / num_losses),
         gaps=tuple(_gap(rows, so_far, num_losses) for rows, so_far in sums.items()),
         layouts=tuple(fast.report["layouts"]),
+        kv_dtypes=tuple(fast.report["kv_dtypes"]),
         goal=order.goal,
         long_text=long_text,
-        answers=answers(order.model, list(order.questions), order.threads, order.cpu_kernels)
-        if order.questions
-        else (),
+        answers=answers(order.model, list(order.questions), own) if order.questions else (),
     )
 
 

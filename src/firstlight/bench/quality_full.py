@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from firstlight.base.config import EngineSection
 from firstlight.base.errors import UsageError, why_unreadable
 from firstlight.bench.in_process import logits_of
 from firstlight.engine.params import SamplingParams
@@ -109,10 +110,11 @@ def long_text_report(text: str, source: str, num_tokens: int, found: tuple[float
     )
 
 
-def answers(model: Path, questions: list[str], threads: int, cpu_kernels: str) -> tuple[Answer, ...]:
-    """Of the fast engine and of float32, by the chat template."""
+def answers(model: Path, questions: list[str], own: EngineSection) -> tuple[Answer, ...]:
+    """Of the fast engine, threads, operators and KV as in `own`, and of float32, by the chat template."""
+    plain = EngineSection(threads=own.threads)
     fast, exact = (
-        _answers(model, questions, threads, which) for which in (("auto", cpu_kernels), ("float32", "stock"))
+        _answers(model, questions, dtype, section) for dtype, section in (("auto", own), ("float32", plain))
     )
     return tuple(map(Answer, questions, fast, exact))
 
@@ -133,10 +135,10 @@ def loss_of(log_TV: torch.Tensor, tokens: list[int]) -> float:  # noqa: N803
     return -float(log_TV[: len(following)].gather(1, following[:, None]).sum())
 
 
-def _answers(model: Path, questions: list[str], threads: int, which: tuple[str, str]) -> list[str]:
-    dtype, cpu_kernels = which
+def _answers(model: Path, questions: list[str], dtype: str, section: EngineSection) -> list[str]:
     sizes: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 16, "kv_memory_bytes": 256 * 2**20}
-    llm = LLM(str(model), dtype=dtype, progress=False, threads=threads, cpu_kernels=cpu_kernels, **sizes)
+    sizes |= {name: getattr(section, name) for name in ("threads", "cpu_kernels", "kv_dtype")}
+    llm = LLM(str(model), dtype=dtype, progress=False, **sizes)
     asked = [[{"role": "user", "content": question}] for question in questions]
     params = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, seed=0)
     return [completion.text for completion in llm.chat(asked, params)]

@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from firstlight.base.errors import EngineError, ResourceError, UsageError
+from firstlight.base.errors import EngineError, UsageError
+from firstlight.base.urls import no_answer
 from firstlight.bench.completions import PATHS, Events, error_text, failed, record_of
 from firstlight.bench.http_client import HttpClient, Reply
 from firstlight.bench.load import closed_loop, open_loop, poisson_times
@@ -158,10 +159,7 @@ async def first_model(client: HttpClient, asked: str | None, wait_s: float) -> s
         try:
             reply = await client.request("GET", "/v1/models")
         except OSError as error:
-            raise ResourceError(
-                f"no answer from {client.base_url}: {str(error) or type(error).__name__}.",
-                "Start a server with `firstlight serve`, or give the address of one with --url.",
-            ) from error
+            raise no_answer(client.base_url, error) from error
         if reply.status != 503 or time.monotonic() > deadline_s:
             return asked or _listed_model(reply)
         await asyncio.sleep(0.25)

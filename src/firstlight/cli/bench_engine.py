@@ -22,6 +22,7 @@ from firstlight.cli.bench_output import (
 from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
 
+KvDtype = Annotated[str, typer.Option(help="How KV is kept: auto, float16, bfloat16 or int8.")]
 Threads = Annotated[int, typer.Option(help="Operator threads. 0: the usable cores.", min=0)]
 
 
@@ -78,6 +79,7 @@ class OperatorsOptions:
     rows: Annotated[list[int] | None, typer.Option(help="Sequences of a step; repeatable.", min=1)] = None
     history: Annotated[int, typer.Option(help="Tokens that each of them has.", min=1)] = 256
     rounds: Annotated[int, typer.Option(help="Runs of each operator; the fastest counts.", min=1)] = 7
+    kv_dtype: KvDtype = "auto"
     threads: Threads = 0
     json: JsonFile = None
     debug: Debug = False
@@ -101,6 +103,7 @@ def operators(options: OperatorsOptions) -> None:
         rows=tuple(options.rows or OperatorsOrder.rows),
         history=options.history,
         rounds=options.rounds,
+        kv_dtype=options.kv_dtype,
     )
     with progress_bar("rows") as advance:
         report = bench_operators(order, advance)
@@ -157,13 +160,14 @@ class QualityOptions:
         typer.Option(help="A long text of yours, for --full. Default: Python's manual.", metavar="FILE"),
     ] = None
     cpu_kernels: Annotated[str, typer.Option(help="auto: our own; stock: those of PyTorch.")] = "stock"
+    kv_dtype: KvDtype = "auto"
     threads: Threads = 0
     json: JsonFile = None
     debug: Debug = False
 
 
 def quality(options: QualityOptions) -> int:
-    """Compare the fast layouts of the weights with float32: KL a token on twenty real texts.
+    """Compare the fast layouts of weights and KV with float32: KL a token on twenty real texts.
 
     Measured with 1 and 8 positions in a step and with whole texts, as the layout depends on their number.
     With --full also the perplexity of a long text, within 0.5 %, and what differs in greedy answers.
@@ -171,7 +175,7 @@ def quality(options: QualityOptions) -> int:
 
     Examples:
       firstlight bench quality
-      firstlight bench quality --full --cpu-kernels auto
+      firstlight bench quality --full --cpu-kernels auto --kv-dtype int8
       firstlight bench quality model.gguf --goal 0.001 --json quality.json
     """
     from firstlight.bench.quality import QualityOrder, bench_quality, details, read_texts, table
@@ -184,12 +188,14 @@ def quality(options: QualityOptions) -> int:
         threads=options.threads,
         goal=options.goal,
         cpu_kernels=options.cpu_kernels,
+        kv_dtype=options.kv_dtype,
         long_text=read_long_text(options.long_text) if options.full else None,
         questions=tuple(read_questions()) if options.full else (),
     )
     with progress_bar("texts") as advance:
         report = bench_quality(order, advance)
-    shown = filter(None, [details(report), "\n".join(["layouts:", *report.layouts])])
+    kept = f"keys and values in {' and '.join(dict.fromkeys(report.kv_dtypes))}"
+    shown = filter(None, [details(report), "\n".join(["layouts:", *report.layouts, kept])])
     output.hand_over(report, table(report), *shown)
     return 0 if report.meets_goal else 1
 

@@ -13,9 +13,8 @@ from typing import Any, Self
 
 import httpx
 
-from firstlight.base.errors import EngineError, ResourceError, UsageError
-from firstlight.base.program import program
-from firstlight.base.urls import server_address
+from firstlight.base.errors import EngineError, UsageError
+from firstlight.base.urls import no_answer, server_address
 
 _CONNECT_S = 5.0
 _BETWEEN_PIECES_S = 300.0
@@ -59,7 +58,7 @@ class ChatClient:
             try:
                 response = self._http.get("/v1/models")
             except httpx.HTTPError as error:
-                raise self._unreachable(error) from error
+                raise no_answer(self._url, error) from error
             if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
             self._on_wait(_message_in(response), _retry_after_s(response))
@@ -83,13 +82,7 @@ class ChatClient:
                     if line.startswith("data:") and line != "data: [DONE]":
                         yield _piece(line.removeprefix("data:").strip())
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-
-    def _unreachable(self, error: httpx.HTTPError) -> ResourceError:
-        return ResourceError(
-            f"no answer from {self._url}: {str(error) or type(error).__name__}.",
-            f"Start a server with `{program()} serve`, or give the address of one with --url.",
-        )
+            raise no_answer(self._url, error) from error
 
 
 def _piece(data: str) -> Piece:

@@ -32,6 +32,7 @@ VALUE_FLAGS = frozenset(
         "drain",
         "dtype",
         "host",
+        "kv-dtype",
         "kv-memory",
         "log-format",
         "max-batch-prompts",

@@ -8,10 +8,14 @@ from __future__ import annotations
 import torch
 
 from firstlight.ops.contract import Backend
+from firstlight.ops.kv_rows import row_values
 
 
 class KVPool:
-    """Keys and values of every layer, [slots, K, D] each; slot = page * page_size + position in the page."""
+    """Keys and values of every layer, [slots, K, R] each; slot = page * page_size + position in the page.
+
+    `row_shape` is (K, D); R, the values of a row, is as `ops.kv_rows` says.
+    """
 
     def __init__(
         self,
@@ -21,7 +25,8 @@ class KVPool:
         ops: Backend,
     ) -> None:
         def tensors(dtype: torch.dtype) -> list[torch.Tensor]:
-            shape = (num_slots, *row_shape)
+            num_kv_heads, head_size = row_shape
+            shape = (num_slots, num_kv_heads, row_values(head_size, dtype))
             return [torch.empty(shape, dtype=dtype, device=ops.device) for _ in range(num_layers)]
 
         self.keys = tensors(ops.key_dtype)

@@ -17,6 +17,7 @@ from firstlight.base.blackbox.writer import BlackBox
 from firstlight.base.config import REPORT_FILE, RunConfig
 from firstlight.base.errors import FirstlightError
 from firstlight.base.failure import explained
+from firstlight.base.heap import give_back_heap
 from firstlight.base.phases import DRAIN, READY, SERVING, PhaseReporter
 from firstlight.engine.channel import PlanReceiver, PlanSender, RequestChannel
 from firstlight.engine.core import EngineCore
@@ -49,6 +50,7 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         times_s = measure_step_times(core, description.vocab_size)
         started.report["step_ms"] = {str(rows): round(1e3 * seconds, 3) for rows, seconds in times_s.items()}
         (run_dir / REPORT_FILE).write_bytes(msgspec.json.encode(started.report))
+        give_back_heap()
         channel.send(Ready(started.section.max_model_len, description.vocab_size, started.report))
         report(READY)
         _serve(core, channel, report)
@@ -69,6 +71,7 @@ def follow(config: RunConfig, checkpoint: Checkpoint, rank: int, box: BlackBox) 
     plans = PlanReceiver(Path(config.run_dir), rank)
     report = PhaseReporter(box).report
     started, _ = _start(config, checkpoint, rank, box, report)
+    give_back_heap()
     report(READY)
     num_steps = 0
     while (plan := plans.receive()) is not None:

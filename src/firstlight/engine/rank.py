@@ -20,7 +20,7 @@ from firstlight.base.config import RunConfig, read_config
 from firstlight.base.errors import FirstlightError
 from firstlight.base.examine import allow_examination
 from firstlight.base.failure import write_failure
-from firstlight.base.imports import counted_imports
+from firstlight.base.imports import counted_imports, put_off
 
 
 def main() -> int:
@@ -53,6 +53,8 @@ def _run(config: RunConfig, rank: int, box: BlackBox) -> None:
 
         # Only headers: what is no model is said before torch is imported.
         checkpoint = open_checkpoint(config.model.path)
+    # Half a second and 20 MB for tensors without data and for exported graphs: we have neither.
+    put_off("torch._meta_registrations", "torch.export")
     with counted_imports(box, "torch"):
         from firstlight.engine.lead import follow, lead
     if rank == 0:

@@ -17,6 +17,7 @@ from firstlight.facts.description import ModelDescription
 from firstlight.facts.memory import BudgetRequest, MemoryBudget, compute_budget, kv_bytes_per_token
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import AttentionShape, MatrixKind
+from firstlight.ops.kv_rows import row_bytes
 from firstlight.ops.sparse_attention import MAX_KEPT_SCORES
 
 # Without --kv-memory: this much KV, or one sequence of the full length, whichever is more. A model server on
@@ -85,9 +86,9 @@ def _fit(request: BudgetRequest, wanted: int, section: EngineSection) -> tuple[M
 
 def _request(section: EngineSection, needs: Needs, available_bytes: int) -> BudgetRequest:
     ops, description = needs.declare.ops, needs.description
-    token_bytes = kv_bytes_per_token(
-        description, (ops.key_dtype.itemsize, ops.value_dtype.itemsize), needs.shape.num_kv_heads
-    )
+    size = description.head_size
+    row = (row_bytes(size, ops.key_dtype), row_bytes(size, ops.value_dtype))
+    token_bytes = kv_bytes_per_token(description, row, needs.shape.num_kv_heads)
     weight_bytes = sum(ops.resident_bytes(kind) for kind in needs.kinds) + _embedding_bytes(description)
     return BudgetRequest(
         available_bytes=available_bytes,

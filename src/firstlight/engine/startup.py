@@ -40,6 +40,7 @@ from firstlight.ops.contract import AttentionShape, Backend, MatrixKind
 from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.cpu.native_selection import NativeSelection
 from firstlight.ops.cpu.pick import pick_cpu_kernels
+from firstlight.ops.kv_rows import name_of, row_bytes
 from firstlight.ops.reference import ReferenceBackend
 from firstlight.ops.selection import Selection, TorchSelection
 
@@ -124,17 +125,18 @@ def pick_backend(
         raise UnsupportedError(f"--dtype {dtype} is not supported", "Use auto or float32.")
     if section.device == "cpu":
         if dtype == "float32":
-            return ReferenceBackend("--dtype float32: the reference, which rounds nothing")
+            return ReferenceBackend("--dtype float32: the reference, which rounds nothing", section.kv_dtype)
         return pick_cpu_kernels(
             section.cpu_kernels,
             num_threads,
             group,
             lambda done, total: report("compile", done, total, "files", "our own CPU kernels, once"),
+            section.kv_dtype,
         )
     if section.device == "cuda":
         from firstlight.ops.cuda.backend import CudaBackend
 
-        return CudaBackend.open(dtype, group.rank)
+        return CudaBackend.open(dtype, group.rank, section.kv_dtype)
     raise UnsupportedError(f"--device {section.device} is not supported", "Use cpu or cuda.")
 
 
@@ -180,8 +182,8 @@ def _throttled(report: Callable[[int, int], None], interval_s: float = 0.1) -> C
 
 def _make_pool(num_layers: int, sizes: Sizes, shape: AttentionShape, ops: Backend, report: Report) -> KVPool:
     num_slots = sizes.num_pages * sizes.section.page_size_tokens
-    row_bytes = shape.num_kv_heads * shape.head_size * (ops.key_dtype.itemsize + ops.value_dtype.itemsize)
-    total_bytes = num_layers * num_slots * row_bytes
+    head_bytes = sum(row_bytes(shape.head_size, dtype) for dtype in (ops.key_dtype, ops.value_dtype))
+    total_bytes = num_layers * num_slots * shape.num_kv_heads * head_bytes
     detail = f"{sizes.num_pages} pages"
     report("kv", 0, total_bytes, "bytes", detail)
     pool = KVPool(num_layers, num_slots, (shape.num_kv_heads, shape.head_size), ops)
@@ -229,7 +231,7 @@ def _summary(checkpoint: Checkpoint, ops: Backend, sizes: Sizes, loaded: LoadRep
         "formats": checkpoint.formats,
         "backend": f"{ops.name} ({ops.reason})",
         "row_invariant": ops.row_invariant,
-        "kv_dtypes": [str(dtype).removeprefix("torch.") for dtype in (ops.key_dtype, ops.value_dtype)],
+        "kv_dtypes": [name_of(ops.key_dtype), name_of(ops.value_dtype)],
         "layouts": ops.layout_notes(),
         "memory": list(sizes.notes),
         "max_model_len": sizes.section.max_model_len,

@@ -7,9 +7,8 @@ version cannot follow is an error that names the key, never ignored.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Collection
-
-import numpy as np
 
 from firstlight.base.errors import UnsupportedError
 from firstlight.facts.description import ModelDescription, RopeScaling, require_consistent
@@ -17,6 +16,7 @@ from firstlight.facts.fields import MAX_LAYERS, Fields
 from firstlight.facts.gguf_header import GgufFile
 from firstlight.facts.remedies import OTHER_MODEL
 
+_FLOAT32 = struct.Struct("<f")
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # The published Llama 3 rules (low, high, original length); others stay plain factors.
 _LLAMA3_RULES = ((1.0, 4.0, 8192), (1.0, 4.0, 4096), (1.0, 4.0, 16384), (1.0, 4.0, 32768))
@@ -94,8 +94,8 @@ def _refuse_unknown_arithmetic(fields: Fields, architecture: str) -> None:
     for suffix, neutral in _NEUTRAL_VALUES.items():
         key = f"{architecture}.{suffix}"
         value = fields.values.get(key)
-        if isinstance(value, np.ndarray):
-            value = value.tolist()
+        if value is not None and not isinstance(value, str | int | float | list):
+            value = value.tolist()  # an array of numbers
         if value is not None and value != neutral:
             hint = "Mixtures of experts are not supported yet." if suffix == "expert_count" else ""
             raise UnsupportedError(f"{fields.where}: {key} = {value} is not supported.", hint)
@@ -186,7 +186,7 @@ def _recognise_llama3(factors: tuple[float, ...], head_size: int, theta: float) 
             original_max_position=original,
         )
         expected = llama3_factors(rule, head_size, theta)
-        if len(expected) == len(factors) and np.allclose(expected, factors, rtol=2e-6, atol=0.0):
+        if len(expected) == len(factors) and all(map(_is_close, expected, factors)):
             return rule
     return None
 
@@ -202,4 +202,12 @@ def _end_tokens(fields: Fields, vocab_size: int) -> tuple[int, ...]:
 
 def _plain(value: float) -> float:
     """The shortest decimal that is the same float32: GGUF keeps 1e-05 as 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
+    for digits in range(1, 10):
+        text = f"{value:.{digits}g}"
+        if _FLOAT32.pack(float(text)) == _FLOAT32.pack(value):
+            return float(text)
+    return value
+
+
+def _is_close(expected: float, factor: float) -> bool:
+    return math.isclose(expected, factor, rel_tol=2e-6)

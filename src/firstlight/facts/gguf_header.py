@@ -12,13 +12,14 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.gguf_cursor import U32, U64, Cursor
 from firstlight.facts.remedies import CHECK_FILE, DOWNLOAD_AGAIN, GIVE_MODEL
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAGIC = b"GGUF"
 MAX_KEY_BYTES = 65535
@@ -101,6 +102,8 @@ class _Metadata(Mapping[str, Any]):
 
     def _decode(self, key: str, array: _ArrayRange) -> list[str] | np.ndarray[Any, Any]:
         if array.kind != STRING:
+            import numpy as np  # a fifth of a second, and most readers want no such array
+
             dtype = np.dtype("<" + SCALARS[array.kind])
             return np.frombuffer(self._data, dtype, array.count, array.start).copy()
         data, position, strings = bytes(self._data), array.start, []

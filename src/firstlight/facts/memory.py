@@ -69,14 +69,14 @@ class MemoryBudget:
 
 
 def kv_bytes_per_token(
-    description: ModelDescription, value_bytes: tuple[int, int], num_kv_heads: int | None = None
+    description: ModelDescription, row_bytes: tuple[int, int], num_kv_heads: int | None = None
 ) -> int:
-    """One token in all layers; `value_bytes` are those of a number in keys and in values.
+    """One token in all layers; `row_bytes` are those of one head's key and of its value.
 
     `num_kv_heads` is a rank's share.
     """
     heads = description.num_kv_heads if num_kv_heads is None else num_kv_heads
-    return description.num_layers * heads * description.head_size * sum(value_bytes)
+    return description.num_layers * heads * sum(row_bytes)
 
 
 def weight_bytes_per_rank(

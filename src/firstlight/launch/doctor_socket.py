@@ -18,9 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-from firstlight.doctor.collect.scene import Scene
-from firstlight.doctor.collect.stacks import collect_stacks
-from firstlight.doctor.discover import target_of_run
 from firstlight.doctor.supervisor_socket import (
     MAX_ASK_BYTES,
     SOCKET_FILE,
@@ -102,6 +99,10 @@ class DoctorSocket:
         return Said(message=stalled.failure.message, hint=stalled.failure.hint, subject=stalled.name)
 
     def _stacks(self) -> dict[str, PythonStacks | Failed]:
+        from firstlight.doctor.collect.scene import Scene  # not before the first question
+        from firstlight.doctor.collect.stacks import collect_stacks
+        from firstlight.doctor.discover import target_of_run
+
         scene = Scene(target_of_run(self._run_dir))
         return {
             seen.subject: seen.value

@@ -14,16 +14,10 @@ from firstlight.base.blackbox.reader import Box, NotABox, read_box
 from firstlight.base.blackbox.store import boxes_of
 from firstlight.base.clock import Clock
 from firstlight.base.config import RunConfig
-from firstlight.doctor.collect.registry import QUICK
-from firstlight.doctor.collect.run import examine
-from firstlight.doctor.collect.scene import Scene
-from firstlight.doctor.motion import State, judge_motion
-from firstlight.doctor.waits import wait_graph
 from firstlight.launch.backends.protocol import Follower
 from firstlight.launch.commands import API
 from firstlight.launch.control import Event, Recovered, Stalled
 from firstlight.launch.pulse import Pulses, has_work, is_serving, read_mark
-from firstlight.launch.stall import is_proven, stalled
 
 _LOOK_S = 0.5
 
@@ -121,15 +115,16 @@ class Watch:
 
     def _examine(self, boxes: Mapping[str, Box], quiet_s: Mapping[str, float]) -> None:
         """Two looks of the doctor; then, unless it is proven, wait until the verdict is due."""
-        case = examine(Scene(self._follower.target()), QUICK)
-        motion = judge_motion(case, self._follower.thresholds(boxes), dict(quiet_s))
-        verdict = stalled(case, motion, wait_graph(case))
+        from firstlight.launch.examination import examine_run  # see there
+
+        found = examine_run(self._follower.target(), self._follower.thresholds(boxes), quiet_s)
+        verdict = found.verdict
         if verdict is None or self._end.is_set():
             # Only what really moved starts the time anew: who is merely busy has to show something some day.
-            if any(one.progress for one in motion.processes) or motion.state is State.IDLE:
+            if found.has_moved:
                 self._pulses.rest(list(boxes), self._clock.now_s())
             return
-        if not is_proven(motion) and not self._stays_quiet(verdict.name):
+        if not found.is_proven and not self._stays_quiet(verdict.name):
             return
         self._verdict = verdict
         self._tell(verdict)

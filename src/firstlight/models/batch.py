@@ -2,7 +2,8 @@
 
 Made by `engine.runner` from a step plan, read by models. There is no global context beside it.
 
-Shapes: T tokens in the step, D head size, L logit rows, K KV heads.
+Shapes: T tokens in the step, D head size, L logit rows, K KV heads, R values
+of a row of the pool (see `ops.kv_rows`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """`attention` is the backend's plan; `keys[l]` and `values[l]` are the pool of layer l, [slots, K, D]."""
+    """`attention` is the backend's plan; `keys[l]` and `values[l]` are the pool of layer l, [slots, K, R]."""
 
     tokens_T: torch.Tensor  # int64
     turn_TD: torch.Tensor  # float32 [T, D/2, 2]: cos and sin of each rotary pair

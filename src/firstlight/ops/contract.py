@@ -6,7 +6,7 @@ Row invariance: where `Backend.row_invariant` is true, the bits of a row do not 
 are or on which batch it came in.
 
 Shapes: T tokens in the step, S sequences, P pages of the longest sequence, H hidden, N query heads, K KV
-heads, D head size, O outputs and I inputs of a linear.
+heads, D head size, R values of a row of the pool (see `kv_rows`), O outputs and I inputs of a linear.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ class Matrix(Protocol):
 
     def dequantize(self) -> torch.Tensor:
         """The exact values, float32 [O, I]."""
+        ...
+
+    def stored(self) -> torch.Tensor | None:
+        """The blocks as they are in the file, uint8 [O, bytes of a row]; None where there is no file."""
         ...
 
     def first_rows(self, num_rows: int) -> Matrix:
@@ -118,7 +122,7 @@ class Backend(Protocol):
     reason: str  # why this one was picked
     row_invariant: bool
     device: torch.device
-    key_dtype: torch.dtype  # of the pool
+    key_dtype: torch.dtype  # of the pool; int8: see `kv_rows`
     value_dtype: torch.dtype
 
     def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
@@ -166,7 +170,7 @@ class Backend(Protocol):
     ) -> torch.Tensor:
         """Causal attention of each row over its sequence, itself included: float32 [T, N, D].
 
-        `keys` and `values` are the layer's pool [slots, K, D], in which the rows' own KV is already written.
+        `keys` and `values` are the layer's pool [slots, K, R], in which the rows' own KV is already written.
         """
         ...
 

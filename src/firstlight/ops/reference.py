@@ -8,13 +8,16 @@ versions differ in the last bit run on pieces that start at a vector and stay on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.ops import sparse_attention
 from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
+from firstlight.ops.kv_rows import chosen, unpack
 from firstlight.ops.outputs import pick
 
 # Rows of every matrix product. Larger is faster for prompts, smaller for single tokens; at 32 a product is
@@ -48,17 +51,29 @@ class ReferenceLinear:
         return self.weight_OI.index_select(0, indices_T)
 
 
+@dataclass(frozen=True)
+class ReferencePlan:
+    """`slots`: those of the pages that the step reads, the null page first; None: all of the pool.
+
+    The chosen slots become float32 before anything else, and the sparse plan is over them alone.
+    """
+
+    sparse: sparse_attention.SparsePlan
+    slots: torch.Tensor | None = None
+
+
 class ReferenceBackend:
     """See `contract.Backend`."""
 
     name = "reference"
     row_invariant = True
     device = torch.device("cpu")
-    key_dtype = torch.float32
-    value_dtype = torch.float32
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, kv_dtype: str = "auto") -> None:
         self.reason = reason
+        self.key_dtype = self.value_dtype = chosen(kv_dtype, torch.float32)
+        if kv_dtype != "auto":
+            self.reason += f", but keys and values in {kv_dtype}"
 
     def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
         pass  # float32 for everything
@@ -87,14 +102,22 @@ class ReferenceBackend:
         gate, up = gate_up_TO.chunk(2, -1)
         return silu(gate) * up
 
-    def plan_attention(self, rows: StepRows, shape: AttentionShape) -> sparse_attention.SparsePlan:
-        return sparse_attention.plan(rows, shape)
+    def plan_attention(self, rows: StepRows, shape: AttentionShape) -> ReferencePlan:
+        if self.key_dtype == torch.float32:
+            return ReferencePlan(sparse_attention.plan(rows, shape))
+        pages, place = np.unique(np.append(rows.page_table_SP, 0), return_inverse=True)
+        table_SP = place.reshape(-1)[:-1].reshape(rows.page_table_SP.shape)  # noqa: N806 - shape suffix
+        first = torch.from_numpy(pages)[:, None] * rows.page_size
+        slots = (first + torch.arange(rows.page_size)).view(-1)
+        return ReferencePlan(sparse_attention.plan(replace(rows, page_table_SP=table_SP), shape), slots)
 
     def attend(
         self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
     ) -> torch.Tensor:
         out = torch.empty(q_TND.shape)
-        sparse_attention.attend(q_TND, keys, values, plan, out)
+        if plan.slots is not None:
+            keys, values = unpack(keys[plan.slots]), unpack(values[plan.slots])
+        sparse_attention.attend(q_TND, keys, values, plan.sparse, out)
         return out
 
 

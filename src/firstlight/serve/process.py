@@ -21,6 +21,7 @@ from firstlight.base.blackbox.recorder import Recorder
 from firstlight.base.blackbox.writer import BlackBox
 from firstlight.base.config import API_KEYS_FILE, API_SOCKET, RunConfig, ServerSection
 from firstlight.base.errors import UsageError
+from firstlight.base.heap import give_back_heap
 from firstlight.base.phases import READY, PhaseReporter
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.serve.app import make_app
@@ -44,6 +45,7 @@ def run_api(config: RunConfig, listener_fd: int, control_fd: int, box: BlackBox)
     report("build", detail="tokenizer and chat template")
     server = make_server(config)
     http = make_http(server, read_api_keys(Path(config.run_dir)), box)
+    give_back_heap()
     report(READY, detail="waiting for the engine")
     # What was made until now lives as long as the process; the collector need not walk it between tokens.
     gc.freeze()

@@ -53,7 +53,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_work_is_what_the_checkpoint_makes_necessary(tiny_model: Path) -> None:
     checkpoint = open_checkpoint(tiny_model)
     description, tensors = checkpoint.description, checkpoint.tensors
-    work = Work(checkpoint, kv_value_bytes=(4, 4))
+    work = Work(checkpoint, kv_row_bytes=(4, 4))
     is_tied = description.tie_embeddings
     unread = 0 if is_tied else tensors["model.embed_tokens.weight"].nbytes
     assert work.weight_bytes == checkpoint.total_bytes - unread

@@ -17,7 +17,7 @@ def test_every_operator_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(operators, "LOOPS", 1000)
     model = write_chat_model(tmp_path / "tiny")
     seen: list[tuple[int, int]] = []
-    order = OperatorsOrder(model, threads=2, rows=(1, 3), history=20, rounds=2)
+    order = OperatorsOrder(model, threads=2, rows=(1, 3), history=20, rounds=2, kv_dtype="int8")
     report = bench_operators(order, lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
     assert list(report.step_s) == [1, 3]
@@ -30,6 +30,9 @@ def test_every_operator_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert alone.seconds > 0
         if alone.name == "attention":
             assert alone.num_layers == layers
-            assert together.read_bytes == 3 * alone.read_bytes > 0
+            description = open_checkpoint(model).description
+            row_bytes = description.head_size + 8
+            assert alone.read_bytes == 2 * 21 * description.num_kv_heads * row_bytes
+            assert together.read_bytes == 3 * alone.read_bytes
     assert report.limits.read_bytes_per_s > 0
     assert [table.row_count for table in tables(report)] == [len(report.points), 2]

@@ -34,9 +34,10 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write_hf_folder(tmp_path / "m", MODELS[request.param], random_weights(MODELS[request.param]))
 
 
-def test_recorded_equals_eager_and_one_rank(folder: Path) -> None:
-    alone = Harness(folder, dtype="auto", **SIZES).started.runner
-    ranks = ThreadRanks(folder, 2, **SIZES)
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_recorded_equals_eager_and_one_rank(folder: Path, kv_dtype: str) -> None:
+    alone = Harness(folder, dtype="auto", kv_dtype=kv_dtype, **SIZES).started.runner
+    ranks = ThreadRanks(folder, 2, kv_dtype=kv_dtype, **SIZES)
     recorded = [ranks.logits(plan) for plan in PLANS]
     for plan, logits in zip(PLANS, recorded, strict=True):
         torch.testing.assert_close(logits, alone.run(plan), rtol=1e-4, atol=1e-4)

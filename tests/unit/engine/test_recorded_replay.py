@@ -31,11 +31,15 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_hf_folder(tmp_path_factory.mktemp("tiny") / "m", description, random_weights(description))
 
 
+@pytest.fixture(params=["auto", "bfloat16", "int8"])
+def kv_dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def harness(folder: Path) -> Harness:
-    engine = Harness(
-        folder, dtype="auto", max_batched_tokens=32, max_num_seqs=8, threads=2, cpu_kernels="auto"
-    )
+def harness(folder: Path, kv_dtype: str) -> Harness:
+    sizes = {"max_batched_tokens": 32, "max_num_seqs": 8, "threads": 2}
+    engine = Harness(folder, dtype="auto", cpu_kernels="auto", kv_dtype=kv_dtype, **sizes)
     assert engine.started.report["backend"].startswith("cpu-native"), engine.started.report["backend"]
     return engine
 
@@ -50,8 +54,8 @@ def test_recorded_equals_eager(harness: Harness) -> None:
     assert all(torch.equal(one, other) for one, other in zip(runs, eager, strict=True))
 
 
-def test_recorded_is_close_to_the_reference(harness: Harness, folder: Path) -> None:
-    reference = Harness(folder).logits_of(TOKENS)
+def test_recorded_is_close_to_the_reference(harness: Harness, folder: Path, kv_dtype: str) -> None:
+    reference = Harness(folder, kv_dtype=kv_dtype).logits_of(TOKENS)
     torch.testing.assert_close(harness.logits_of(TOKENS), reference, rtol=2e-2, atol=2e-2)
 
 

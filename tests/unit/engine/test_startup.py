@@ -67,11 +67,35 @@ def test_the_report_says_what_runs_and_why(path: Path, dtype: str, kernels: str,
     assert report["weights_read_bytes"] == started.checkpoint.total_bytes
 
 
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_more_tokens_fit_where_keys_and_values_are_smaller(path: Path, dtype: str) -> None:
+    tokens: dict[str, int] = {}
+    for kv_dtype in ("float16", "bfloat16", "int8"):
+        started, reports = run(path, dtype=dtype, kv_dtype=kv_dtype, cpu_kernels="native")
+        assert started.report["kv_dtypes"] == [kv_dtype, kv_dtype]
+        tokens[kv_dtype] = started.report["kv_tokens"]
+        pool = started.runner._pool
+        size = sum(tensor.nbytes for tensor in (*pool.keys, *pool.values))
+        assert [total for phase, _, total, _ in reports if phase == "kv"][-1] == size
+        page_bytes = size // started.num_pages
+        assert 2**25 - page_bytes < size - page_bytes <= 2**25
+        self_test(started.core(started.runner.run))
+    assert tokens["float16"] == tokens["bfloat16"]
+    # Heads of 16: 32 bytes, or 16 with a tail of 8.
+    assert tokens["int8"] == pytest.approx(tokens["float16"] * 32 / 24, abs=16)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], type[FirstlightError], str]] = {
     "length": ({"max_model_len": 257}, UsageError, "257"),
     "kv memory": ({"kv_memory_bytes": 10_000}, ResourceError, "--kv-memory"),
     "step": ({"max_num_seqs": 600}, UsageError, "--max-batched-tokens"),
     "dtype": ({"dtype": "int3"}, UnsupportedError, "int3"),
+    "kv dtype": ({"kv_dtype": "int3"}, UnsupportedError, "--kv-dtype int3"),
+    "kv dtype of stock": (
+        {"dtype": "auto", "cpu_kernels": "stock", "kv_dtype": "int8"},
+        UnsupportedError,
+        "int8",
+    ),
     "device": ({"device": "abacus"}, UnsupportedError, "abacus"),
 }
 

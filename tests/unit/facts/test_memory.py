@@ -37,8 +37,8 @@ def request(**changes: Any) -> BudgetRequest:
 
 def test_kv_bytes_per_token() -> None:
     description = tiny_description(num_layers=30, num_heads=9, num_kv_heads=3, head_size=64)
-    assert kv_bytes_per_token(description, (2, 2)) == 2 * 30 * 3 * 64 * 2
-    assert kv_bytes_per_token(description, (4, 4), num_kv_heads=1) == 2 * 30 * 64 * 4
+    assert kv_bytes_per_token(description, (128, 128)) == 2 * 30 * 3 * 64 * 2
+    assert kv_bytes_per_token(description, (256, 128), num_kv_heads=1) == 30 * 64 * (4 + 2)
 
 
 def test_weight_bytes(tmp_path: Path) -> None:

@@ -9,22 +9,12 @@ import pytest
 import torch
 
 from firstlight.ops.contract import AttentionShape, MatrixKind
-from firstlight.ops.cpu.library import (
-    INSTRUCTION_SETS,
-    LARGEST,
-    MissingLibraryError,
-    Op,
-    Step,
-    address,
-    open_library,
-    open_pool,
-)
+from firstlight.ops.cpu.library import LARGEST, Op, Step, address
 from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.reference import ReferenceBackend
-from support.emulated import emulated_library
+from support.native_sets import instruction_sets, pool_of
 from support.operators import FORMATS, NESTED, Paged, matrix, random_values
 
-AVX2 = 2
 REFERENCE = ReferenceBackend("test")
 SHAPES = ((96, 128), (13, 64), (1, 32), (200, 576))
 NESTED_SHAPES = ((96, 512), (13, 256), (1, 768))
@@ -33,25 +23,11 @@ ROWS = (1, 2, 3, 4, 5, 8, 33, 64, 65, 130)
 # Codes of 8 bits for all but the largest of 32 values; sums over a few hundred inputs.
 PRODUCT_TOLERANCE = {"F32": 1e-6, "F16": 1e-6, "BF16": 1e-6, "Q8_0": 8e-3, "Q4_0": 8e-3, "Q4_1": 8e-3}
 PRODUCT_TOLERANCE |= {"Q4_K": 8e-3, "Q6_K": 8e-3}
-EMULATED = "the code for AVX-512, its instruction emulated"
-
-
-def instruction_sets() -> list[str]:
-    """Those of this processor; without a library all of them, so that the tests fail with the reason."""
-    try:
-        available = open_library().fl_instruction_sets()
-    except MissingLibraryError:
-        return list(INSTRUCTION_SETS.values())
-    names = [name for number, name in INSTRUCTION_SETS.items() if available & number]
-    return [*names, EMULATED] if available & AVX2 else names
 
 
 @pytest.fixture(scope="module", params=instruction_sets())
 def ops(request: pytest.FixtureRequest) -> NativeBackend:
-    if request.param == EMULATED:
-        return NativeBackend(open_pool(emulated_library(), 2, instruction_set=AVX2))
-    number = next(number for number, name in INSTRUCTION_SETS.items() if name == request.param)
-    return NativeBackend(open_pool(open_library(), 2, instruction_set=number))
+    return NativeBackend(pool_of(request.param))
 
 
 def shapes_of(weight_format: str) -> tuple[tuple[int, int], ...]:

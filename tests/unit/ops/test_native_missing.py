@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from firstlight.base.errors import ResourceError
+from firstlight.base.errors import ResourceError, UnsupportedError
 from firstlight.ops.cpu import build, library
 from firstlight.ops.cpu.backend import CpuBackend
 from firstlight.ops.cpu.pick import pick_cpu_kernels, places
@@ -26,6 +26,9 @@ def test_without_a_compiler_stock_operators_serve(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ResourceError, match=r"no C\+\+ compiler") as caught:
         pick_cpu_kernels("native", 1)
     assert caught.value.hint
+    with pytest.raises(UnsupportedError, match=r"--kv-dtype int8 .*no C\+\+ compiler") as unsupported:
+        pick_cpu_kernels("auto", 1, kv_dtype="int8")
+    assert "apt-get install g++" in unsupported.value.hint
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

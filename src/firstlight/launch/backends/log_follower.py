@@ -26,8 +26,8 @@ from firstlight.base.proc_stat import read_proc_stat
 from firstlight.doctor.discover import target_of_pid
 from firstlight.doctor.grammar import Grammar
 from firstlight.doctor.grammar_reader import GrammarReader, PhaseEvent
-from firstlight.doctor.motion import Thresholds
 from firstlight.doctor.options import Sizes
+from firstlight.doctor.states import Thresholds
 from firstlight.doctor.target import Engine, Role, Target, TargetProcess
 from firstlight.launch.backends.leftovers import end_leftovers
 from firstlight.launch.backends.rank_boxes import RankBoxes

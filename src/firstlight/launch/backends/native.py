@@ -14,8 +14,7 @@ from firstlight.base.config import ModelSection, RunConfig
 from firstlight.base.failure import Failure
 from firstlight.base.phases import READY, SERVING
 from firstlight.base.resolve import Resolved, located
-from firstlight.doctor.discover import target_of_run
-from firstlight.doctor.motion import Thresholds
+from firstlight.doctor.states import Thresholds
 from firstlight.doctor.target import Target
 from firstlight.facts.sources import DEFAULT_NAME
 from firstlight.launch.backends.protocol import BoxSpec, Plan
@@ -95,6 +94,8 @@ class NativeFollower:
 
     def target(self) -> Target:
         """By the run directory in their arguments."""
+        from firstlight.doctor.discover import target_of_run  # not before something stands still
+
         return target_of_run(self._config.run_dir)
 
     def thresholds(self, boxes: Mapping[str, Box]) -> Thresholds:

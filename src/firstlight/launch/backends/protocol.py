@@ -16,7 +16,7 @@ import msgspec
 from firstlight.base.blackbox.reader import Box
 from firstlight.base.config import ModelSection, RunConfig
 from firstlight.base.failure import Failure
-from firstlight.doctor.motion import Thresholds
+from firstlight.doctor.states import Thresholds
 from firstlight.doctor.target import Target
 from firstlight.launch.commands import ChildSpec
 from firstlight.launch.output import OutputLine

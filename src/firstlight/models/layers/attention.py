@@ -18,6 +18,7 @@ from firstlight.models.batch import ForwardBatch
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import Linear, Part, Vector
 from firstlight.ops.contract import AttentionShape, Tape
+from firstlight.ops.kv_rows import pack
 
 
 def attention_shape(description: ModelDescription, rank: int, size: int) -> AttentionShape:
@@ -74,8 +75,8 @@ class Attention:
             turned = self._ops.rms_norm(turned, torch.cat((q_norm, k_norm)), self._eps)
         turned = self._ops.rotate(turned, batch.turn_TD)
         keys, values = batch.keys[self._layer], batch.values[self._layer]
-        keys.index_copy_(0, batch.write_slots_T, turned[:, self._num_heads :].to(keys.dtype))
-        values.index_copy_(0, batch.write_slots_T, qkv[:, num_turned:].to(values.dtype))
+        keys.index_copy_(0, batch.write_slots_T, pack(turned[:, self._num_heads :], keys.dtype))
+        values.index_copy_(0, batch.write_slots_T, pack(qkv[:, num_turned:], values.dtype))
         attended = self._ops.attend(turned[:, : self._num_heads], keys, values, batch.attention)
         out = self._group.all_reduce(self._name, self._out(attended.flatten(1)))
         return out if self._out_bias is None else out + self._out_bias.values

@@ -47,6 +47,9 @@ class StoredMatrix:
     def dequantize(self) -> torch.Tensor:
         return dequantize(self._weight)
 
+    def stored(self) -> torch.Tensor:
+        return self._weight.raw
+
     def first_rows(self, num_rows: int) -> StoredMatrix:
         outputs, inputs = self._weight.shape
         raw = self._weight.raw[:num_rows]

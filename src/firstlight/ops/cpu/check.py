@@ -19,6 +19,7 @@ from firstlight.ops.cpu.library import (
     ATTEND,
     EMBED,
     INSTRUCTION_SETS,
+    KV_TYPES,
     LARGEST,
     LINEAR,
     NORM,
@@ -34,6 +35,7 @@ from firstlight.ops.cpu.library import (
     open_pool,
 )
 from firstlight.ops.cpu.packed import LAYOUTS
+from firstlight.ops.kv_rows import name_of, pack
 
 ROWS = (1, 2, 3, 4, 9)  # each number of rows that is multiplied at once, and a mixture
 MOST_ROWS, NUM_OUTPUTS, NUM_INPUTS = 9, 19, 256
@@ -81,7 +83,8 @@ def results(pool: Pool) -> Named:
     for num_rows in ROWS:
         yield from _products(pool, num_rows)
         yield from _rows(pool, num_rows)
-    yield from _attention(pool)
+    for kv_dtype in KV_TYPES:
+        yield from _attention(pool, kv_dtype)
 
 
 def _values(seed: int, *shape: int) -> torch.Tensor:
@@ -132,21 +135,25 @@ def _rows(pool: Pool, num_rows: int) -> Named:
     yield from (("the embedding", out) for out in embedded.values())
 
 
-def _attention(pool: Pool) -> Named:
+def _attention(pool: Pool, kv_dtype: torch.dtype) -> Named:
     width = (HEADS + 2 * KV_HEADS) * HEAD_SIZE
     qkv, turns = _values(4, MOST_ROWS, width), _values(5, MOST_ROWS, HEAD_SIZE)
-    keys, values = (_values(seed, NUM_PAGES * PAGE_SIZE, KV_HEADS * HEAD_SIZE).half() for seed in (6, 7))
+    keys, values = (
+        pack(_values(seed, NUM_PAGES * PAGE_SIZE, KV_HEADS, HEAD_SIZE), kv_dtype) for seed in (6, 7)
+    )
     out = torch.empty(MOST_ROWS, HEADS * HEAD_SIZE)
     slots = torch.arange(NUM_BEFORE, NUM_BEFORE + MOST_ROWS)
     starts, counts, pages = torch.tensor([NUM_BEFORE]), torch.tensor([MOST_ROWS]), torch.arange(NUM_PAGES)
     places = (address(qkv), address(keys), address(values))
     ops = [
-        Op(TURN_AND_WRITE, n=(HEADS, KV_HEADS, HEAD_SIZE), p=places),
-        Op(ATTEND, n=(HEADS, KV_HEADS, HEAD_SIZE, width, 0), p=(*places, address(out))),
+        Op(TURN_AND_WRITE, n=(HEADS, KV_HEADS, HEAD_SIZE, KV_TYPES[kv_dtype]), p=places),
+        Op(ATTEND, n=(HEADS, KV_HEADS, HEAD_SIZE, width, 0, KV_TYPES[kv_dtype]), p=(*places, address(out))),
     ]
     ops[1].f[0] = HEAD_SIZE**-0.5
     step = Step(num_rows=MOST_ROWS, num_sequences=1, page_size=PAGE_SIZE, table_width=NUM_PAGES)
     step.turns, step.write_slots = address(turns), address(slots)
     step.starts, step.counts, step.pages = address(starts), address(counts), address(pages)
     pool.run(ops, step)
-    yield from (("keys", keys), ("values", values), ("the rotation", qkv), ("the attention", out))
+    name = name_of(kv_dtype)
+    yield from ((f"keys in {name}", keys.view(torch.int8)), (f"values in {name}", values.view(torch.int8)))
+    yield from (("the rotation", qkv), (f"the attention over {name}", out))

@@ -25,6 +25,7 @@ from firstlight.ops.cpu.build import COMPILE_LIMIT_S, SOURCES, BuildError, compi
 
 EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY, TOP, EXPERTS = range(12)
 ADD_TO_OUTPUT, LOGIT_ROWS = 1, 2
+KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.int8: 2}  # `KVType` in `native/program.h`
 INSTRUCTION_SETS = {4: "AVX-512", 2: "AVX2", 1: "portable"}
 PORTABLE = 1
 GROUP, GROUP_BYTES = 32, 64

@@ -1,5 +1,7 @@
 """The CPU backend of our own kernels: weights as the file has them, activations in 8 bits, KV in float16.
 
+KV also in bfloat16 or int8, where that is asked for (see `ops.kv_rows`).
+
 Picked by `engine.startup` for `--dtype auto` where the native library loads. Row-invariant: see
 `native/program.h`. Invariant: the operators called one by one here and recorded on a `tape.Tape` are the same
 and give the same bits.
@@ -17,9 +19,10 @@ import torch
 
 from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
 from firstlight.ops.cpu.experts import NativeExperts
-from firstlight.ops.cpu.library import ATTEND, INSTRUCTION_SETS, NORM, SILU, Op, Pool, Step, address
+from firstlight.ops.cpu.library import ATTEND, INSTRUCTION_SETS, KV_TYPES, NORM, SILU, Op, Pool, Step, address
 from firstlight.ops.cpu.packed import LAYOUTS, Arena, NativeLinear, number_of, pack, packed_bytes
 from firstlight.ops.cpu.some_outputs import copy_outputs
+from firstlight.ops.kv_rows import chosen
 from firstlight.ops.outputs import check_outputs
 
 
@@ -41,9 +44,10 @@ class NativePlan:
         step.pages = address(self.pages_SP)
 
 
-def attention_op(shape: AttentionShape, row_stride: int) -> Op:
+def attention_op(shape: AttentionShape, row_stride: int, kv_dtype: torch.dtype) -> Op:
     """An attention operator without its addresses: queries, keys, values, float output, coded output."""
-    op = Op(ATTEND, n=(shape.num_heads, shape.num_kv_heads, shape.head_size, row_stride, shape.window or 0))
+    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_size, row_stride, shape.window or 0)
+    op = Op(ATTEND, n=(*sizes, KV_TYPES[kv_dtype]))
     op.f[0] = 1.0 / math.sqrt(shape.head_size)
     return op
 
@@ -54,11 +58,10 @@ class NativeBackend:
     name = "cpu-native"
     row_invariant = True
     device = torch.device("cpu")
-    key_dtype = torch.float16
-    value_dtype = torch.float16
 
-    def __init__(self, pool: Pool, note: str = "") -> None:
+    def __init__(self, pool: Pool, note: str = "", kv_dtype: str = "auto") -> None:
         self.pool = pool
+        self.key_dtype = self.value_dtype = chosen(kv_dtype, torch.float16)
         instructions = INSTRUCTION_SETS[pool.instruction_set]
         self.reason = f"--device cpu: our own kernels for {instructions}, {pool.num_threads} threads"
         if note:
@@ -139,7 +142,7 @@ class NativeBackend:
     ) -> torch.Tensor:
         q = q_TND if q_TND.stride()[1:] == (q_TND.shape[2], 1) else q_TND.contiguous()
         out = torch.empty(q.shape)
-        op = attention_op(plan.shape, q.stride(0))
+        op = attention_op(plan.shape, q.stride(0), keys.dtype)
         for place, tensor in enumerate((q, keys, values, out)):
             op.p[place] = address(tensor)
         step = Step(num_rows=len(q))

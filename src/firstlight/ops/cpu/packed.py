@@ -96,19 +96,20 @@ def pack(weight: Matrix, room: torch.Tensor) -> int:
     if nested is not None:
         _pack_nested(nested, blocks)
     else:
-        _pack_codes(weight, layout.name, blocks)
+        _pack_stored(weight, layout.name, blocks)
     return number
 
 
-def _pack_codes(weight: Matrix, name: str, blocks: torch.Tensor) -> None:
-    affine = weight.affine()
-    assert affine is not None, "a block format has codes"
-    codes, scale, offset = affine
-    quads = _quads(codes.view(torch.uint8)) if name == "Q8_0" else _nibble_quads(codes)
-    code_bytes = _put_quads(quads, blocks)
-    _put_tiles(scale.half(), blocks[..., code_bytes : code_bytes + 2 * TILE])
-    if name == "Q4_1":
-        _put_tiles(offset.half(), blocks[..., code_bytes + 2 * TILE :])
+def _pack_stored(weight: Matrix, name: str, blocks: torch.Tensor) -> None:
+    """The file's bytes in another order: its halves of a group lie in one byte as the kernels want them."""
+    stored = weight.stored()
+    assert stored is not None, "a block format comes from a file"
+    groups = _whole_tiles(stored).unflatten(-1, (blocks.shape[1], -1))
+    scale_bytes = 4 if name == "Q4_1" else 2  # before the codes in the file, after them here
+    codes = groups[..., scale_bytes:].contiguous().view(torch.int32)
+    code_bytes = TILE * (groups.shape[-1] - scale_bytes)
+    _put_words(codes, blocks[..., :code_bytes])
+    _put_words(groups[..., :scale_bytes].contiguous().view(torch.float16), blocks[..., code_bytes:])
 
 
 def _pack_nested(nested: NestedScales, blocks: torch.Tensor) -> None:
@@ -136,11 +137,6 @@ def _pack_nested(nested: NestedScales, blocks: torch.Tensor) -> None:
         groups[..., at : at + TILE].copy_(each.permute(0, 2, 3, 1))
 
 
-def _quads(codes: torch.Tensor) -> torch.Tensor:
-    """[outputs, groups, 8, 4]: four neighbouring inputs each."""
-    return _whole_tiles(codes).unflatten(-1, (-1, 8, 4))
-
-
 def _nibble_quads(codes: torch.Tensor) -> torch.Tensor:
     """[outputs, groups, 4, 4]: as in the file, inputs i and i + 16 of a group share a byte."""
     halves = _whole_tiles(codes).unflatten(-1, (-1, 2, 4, 4))
@@ -158,8 +154,13 @@ def _put_quads(quads: torch.Tensor, groups: torch.Tensor) -> int:
 
 def _put_tiles(values_OG: torch.Tensor, room: torch.Tensor) -> None:
     """Puts float16 values of 8 outputs side by side. Exact: the file holds them as float16."""
-    tiles = _whole_tiles(values_OG).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
-    room.copy_(tiles.view(torch.uint8))
+    _put_words(_whole_tiles(values_OG).unsqueeze(-1), room)
+
+
+def _put_words(words_OGW: torch.Tensor, room: torch.Tensor) -> None:
+    """Puts the first word of 8 outputs side by side, then the second, and so on; outputs in whole tiles."""
+    tiles = room.view(words_OGW.dtype).unflatten(-1, (-1, TILE))
+    tiles.copy_(words_OGW.unflatten(0, (-1, TILE)).permute(0, 2, 3, 1))
 
 
 def _whole_tiles(rows: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from firstlight.ops.cpu.backend import CpuBackend
 from firstlight.ops.cpu.check import confirmed_set
 from firstlight.ops.cpu.library import MissingLibraryError, open_library, open_pool
 from firstlight.ops.cpu.native_backend import NativeBackend
+from firstlight.ops.kv_rows import refused
 
 REMEDY = "Install g++ 9 or newer (Debian: apt-get install g++) and start again."
 
@@ -25,13 +26,18 @@ def pick_cpu_kernels(
     num_threads: int,
     group: Group | None = None,
     on_compile: Callable[[int, int], None] = lambda done, total: None,
+    kv_dtype: str = "auto",
 ) -> CpuBackend | NativeBackend:
     """`wanted` is the setting cpu-kernels: "auto", "native" or "stock". `on_compile`: see `open_library`.
 
-    Raises `ResourceError` where "native" is wanted and cannot be had.
+    Raises `ResourceError` where "native" is wanted and cannot be had, and `UnsupportedError` for a `kv_dtype`
+    that the operators cannot hold.
     """
     group = group or Group()
     if wanted == "stock":
+        _require_automatic(
+            kv_dtype, "--cpu-kernels stock takes", "Use --kv-dtype auto, or --cpu-kernels auto."
+        )
         return CpuBackend("--cpu-kernels stock: PyTorch's operators, chosen by measurement")
     library: ctypes.CDLL | None = None
     missing = "another rank has none"
@@ -42,10 +48,17 @@ def pick_cpu_kernels(
     if group.agree_on_least("cpu-kernels", library is not None) and library is not None:
         instruction_set, note = confirmed_set(library)
         pool = open_pool(library, num_threads, places(num_threads, group.rank, group.size), instruction_set)
-        return NativeBackend(pool, note)
+        return NativeBackend(pool, note, kv_dtype)
     if wanted == "native":
         raise ResourceError(f"there is no library of our own CPU kernels: {missing}.", REMEDY)
+    without = f"there is no library of our own CPU kernels ({missing}), and PyTorch's take"
+    _require_automatic(kv_dtype, without, f"Use --kv-dtype auto. {REMEDY}")
     return CpuBackend(f"PyTorch's operators, which are slower: no library of our own, {missing}. {REMEDY}")
+
+
+def _require_automatic(kv_dtype: str, who_takes: str, remedy: str) -> None:
+    if kv_dtype != "auto":
+        raise refused(kv_dtype, f"{who_takes} keys in float32 and values in float16 only", remedy)
 
 
 def places(num_threads: int, rank: int, num_ranks: int) -> list[int] | None:

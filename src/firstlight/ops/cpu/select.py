@@ -58,6 +58,9 @@ class RandomMatrix:
     def dequantize(self) -> torch.Tensor:
         return torch.rand(self.shape).sub_(0.5)
 
+    def stored(self) -> None:
+        return None
+
     def first_rows(self, num_rows: int) -> RandomMatrix:
         outputs, inputs = self.shape
         return RandomMatrix(MatrixKind("layer", self.format, (min(outputs, num_rows), inputs)))

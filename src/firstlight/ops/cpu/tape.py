@@ -21,6 +21,7 @@ from firstlight.base.blackbox.layout import NUMBER_BITS
 from firstlight.ops.contract import AttentionShape, Collective
 from firstlight.ops.cpu.library import (
     ADD_TO_OUTPUT,
+    KV_TYPES,
     LOGIT_ROWS,
     NORM,
     SILU,
@@ -145,9 +146,11 @@ class NativeTape:
         shape = self._shape
         keys, values = address(self._keys[layer]), address(self._values[layer])
         places = (address(qkv), keys, values, *(address(norm) for norm in norms))
-        turn = Op(TURN_AND_WRITE, n=(shape.num_heads, shape.num_kv_heads, shape.head_size), p=places)
+        kv_dtype = self._keys[layer].dtype
+        sizes = (shape.num_heads, shape.num_kv_heads, shape.head_size, KV_TYPES[kv_dtype])
+        turn = Op(TURN_AND_WRITE, n=sizes, p=places)
         turn.f[0] = eps
-        op = attention_op(shape, qkv.shape[1])
+        op = attention_op(shape, qkv.shape[1], kv_dtype)
         op.p[0], op.p[1], op.p[2] = address(qkv), keys, values
         self._append(turn, "rotary and KV write")
         self._append(op, "attention")

@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 from firstlight.base.errors import ResourceError, UnsupportedError
 from firstlight.ops import padded_attention
 from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
+from firstlight.ops.kv_rows import name_of, refused
 from firstlight.ops.outputs import pick
 
 
@@ -50,8 +51,12 @@ class CudaBackend:
         self.key_dtype = self.value_dtype = dtype
 
     @classmethod
-    def open(cls, dtype: str, rank: int) -> CudaBackend:
+    def open(cls, dtype: str, rank: int, kv_dtype: str = "auto") -> CudaBackend:
         """The backend on this rank's device. Raises with the remedy where there is none."""
+        compute = torch.float32 if dtype == "float32" else torch.bfloat16
+        if kv_dtype not in ("auto", name_of(compute)):
+            where = f"--device cuda keeps keys and values as it computes, in {name_of(compute)}"
+            raise refused(kv_dtype, where, "Use --kv-dtype auto, or --device cpu.")
         if not torch.backends.cuda.is_built():
             raise UnsupportedError(
                 f"--device cuda: this build of torch ({torch.__version__}) has no CUDA support",
@@ -65,7 +70,6 @@ class CudaBackend:
             )
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-        compute = torch.float32 if dtype == "float32" else torch.bfloat16
         name = torch.cuda.get_device_name(device)
         return cls(f"--device cuda: {name}, computing in {compute}", device, compute)
 

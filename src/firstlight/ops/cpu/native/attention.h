@@ -5,6 +5,7 @@
 // the parts, whether one thread does them all or several share them. So a row's bits depend on its position and its
 // history alone, whether it comes alone, in a chunk, or in whatever batch.
 #pragma once
+#include "kv.h"
 #include "program.h"
 #include "rows.h"
 #include "simd.h"
@@ -27,28 +28,43 @@ static inline size_t attention_scratch_floats(const Heads& h) {
 static inline int64_t partial_floats(const Heads& h) { return h.num_heads / h.num_kv_heads * (h.padded + 2); }
 
 // Keys and values of positions [first, end) of one KV head as padded floats.
-static inline void read_span(const Context& c, const Heads& h, const Op& op, int64_t sequence, int64_t kv_head,
+template <typename Row>
+static inline void read_rows(const Context& c, const Heads& h, const Op& op, int64_t sequence, int64_t kv_head,
                              int64_t first, int64_t end, float* keys, float* values) {
     const Step& s = *c.step;
     const int64_t* pages = s.pages + sequence * s.table_width;
-    int64_t slot_stride = h.num_kv_heads * h.size;
+    constexpr int64_t EACH = Row::VALUE_BYTES;
+    int64_t row_bytes = h.size * EACH + Row::TAIL_BYTES;
     for (int64_t position = first; position < end; position++) {
         int64_t slot = pages[position / s.page_size] * s.page_size + position % s.page_size;
-        const uint16_t* key = (const uint16_t*)op.p[1] + slot * slot_stride + kv_head * h.size;
-        const uint16_t* value = (const uint16_t*)op.p[2] + slot * slot_stride + kv_head * h.size;
+        const uint8_t* key = (const uint8_t*)op.p[1] + (slot * h.num_kv_heads + kv_head) * row_bytes;
+        const uint8_t* value = (const uint8_t*)op.p[2] + (slot * h.num_kv_heads + kv_head) * row_bytes;
+        Row key_row(key, h.size), value_row(value, h.size);
         float* k = keys + (position % SPAN) * h.padded;
         float* v = values + (position % SPAN) * h.padded;
         int64_t i = 0;
         for (; i + 8 <= h.size; i += 8) {
-            store(k + i, load_half(key + i));
-            store(v + i, load_half(value + i));
+            store(k + i, key_row.values(key + i * EACH));
+            store(v + i, value_row.values(value + i * EACH));
         }
-        if (i == h.size) continue;
-        uint16_t tail[16] = {};
-        memcpy(tail, key + i, (size_t)(h.size - i) * 2);
-        memcpy(tail + 8, value + i, (size_t)(h.size - i) * 2);
-        store(k + i, load_half(tail));
-        store(v + i, load_half(tail + 8));
+        if (i < h.size) {
+            uint8_t last[16 * EACH] = {};
+            memcpy(last, key + i * EACH, (size_t)((h.size - i) * EACH));
+            memcpy(last + 8 * EACH, value + i * EACH, (size_t)((h.size - i) * EACH));
+            store(k + i, key_row.values(last));
+            store(v + i, value_row.values(last + 8 * EACH));
+        }
+        key_row.finish(k);
+        value_row.finish(v);
+    }
+}
+
+static inline void read_span(const Context& c, const Heads& h, const Op& op, int64_t sequence, int64_t kv_head,
+                             int64_t first, int64_t end, float* keys, float* values) {
+    switch (op.n[5]) {
+        case KV_BFLOAT: return read_rows<BfloatRow>(c, h, op, sequence, kv_head, first, end, keys, values);
+        case KV_CODES: return read_rows<CodesRow>(c, h, op, sequence, kv_head, first, end, keys, values);
+        default: return read_rows<HalfRow>(c, h, op, sequence, kv_head, first, end, keys, values);
     }
 }
 

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "choose.h"
 #include "formats.h"
+#include "kv.h"
 #include "linear.h"
 #include "product.h"
 #include "program.h"
@@ -35,9 +36,9 @@ static void turn_and_write(const Op& op, const Context& c, int64_t row) {
         if (weight) norm_row(x + head * size, weight, size, op.f[0], x + head * size);
         turn_head(x + head * size, turn, size);
     }
-    int64_t at = c.step->write_slots[row] * kv_heads * size;
-    write_half((uint16_t*)op.p[1] + at, x + heads * size, kv_heads * size);
-    write_half((uint16_t*)op.p[2] + at, x + (heads + kv_heads) * size, kv_heads * size);
+    int64_t slot = c.step->write_slots[row];
+    write_token(op.n[3], op.p[1], slot, x + heads * size, kv_heads, size);
+    write_token(op.n[3], op.p[2], slot, x + (heads + kv_heads) * size, kv_heads, size);
 }
 
 static void attend(const Op& op, const Context& c, int64_t piece) {

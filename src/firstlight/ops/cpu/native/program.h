@@ -34,6 +34,9 @@ enum Format : int32_t {
     Q6_NESTED = 7   // Q6_K
 };
 
+// How the pages hold keys and values; see `kv.h`.
+enum KVType : int64_t { KV_HALF = 0, KV_BFLOAT = 1, KV_CODES = 2 };
+
 enum Flag : int32_t { ADD_TO_OUTPUT = 1, LOGIT_ROWS = 2 };
 
 constexpr int TILE = 8;

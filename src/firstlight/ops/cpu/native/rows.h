@@ -150,15 +150,3 @@ static inline void turn_head(float* x, const float* turn, int64_t size) {
         x[i + 1] = other + odd * cosine;
     }
 }
-
-static inline void write_half(uint16_t* to, const float* from, int64_t size) {
-    int64_t i = 0;
-    for (; i + 8 <= size; i += 8) store_half(to + i, load(from + i));
-    for (; i < size; i++) {
-        f8 one = f8{};
-        one[0] = from[i];
-        uint16_t half[8];
-        store_half(half, one);
-        to[i] = half[0];
-    }
-}

@@ -17,6 +17,7 @@
 
 typedef float f8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
+typedef int8_t b8 __attribute__((vector_size(8)));
 
 static inline f8 load(const float* p) {
     f8 v;
@@ -137,11 +138,22 @@ static inline f8 signed_bytes(const uint8_t* p) {
 }
 
 static inline f8 load_bfloat(const void* p) {
+#if defined(__AVX2__)
+    return (f8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#else
     uint16_t h[8];
     memcpy(h, p, sizeof h);
     i8 v;
     for (int k = 0; k < 8; k++) v[k] = (int32_t)((uint32_t)h[k] << 16);
     return (f8)v;
+#endif
+}
+
+static inline uint16_t float_to_bfloat(float value) {
+    uint32_t word;
+    memcpy(&word, &value, 4);
+    if ((word & 0x7fffffff) > 0x7f800000u) return (uint16_t)(word >> 16 | 0x40);
+    return (uint16_t)((word + 0x7fffu + (word >> 16 & 1)) >> 16);
 }
 
 // e^x with an error of about one unit in the last place; NaN stays, what is below -87.3 becomes about 1e-38.
