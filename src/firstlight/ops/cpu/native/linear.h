@@ -8,7 +8,8 @@
 #include "program.h"
 
 constexpr int64_t BLOCK_ROWS = 64;  // whose activations stay in the cache while tiles pass by
-constexpr int64_t PIECES_OF_A_THREAD = 6;
+// Of few rows in fewer pieces: they wait for memory, and each piece begins to read anew.
+constexpr int64_t FEW_ROWS = 8, PIECES_OF_A_THREAD = 6, PIECES_OF_FEW_ROWS = 3;
 
 // A product of some rows: of all of a step, or of those of one expert.
 struct Product {
@@ -36,47 +37,55 @@ static inline void put(const Op& op, int64_t row, int64_t tile, f8 sums) {
 
 constexpr int tiles_at_once(int32_t format) { return is_coded(format) && format != Q6_NESTED ? MAX_TILES : 1; }
 
+// R rows with T tiles: `tile` and those that lie `apart` tiles behind it and behind each other.
 template <int32_t FORMAT, int R, int T>
-static void rows_of_tiles(const Op& op, const uint8_t* weights, int64_t tile, int64_t row) {
-    int64_t num_inputs = op.n[2];
+static void rows_of_tiles(const Product& product, int64_t tile, int64_t apart, int64_t row) {
+    const Op& op = product.op;
+    int64_t num_inputs = op.n[2], tile_bytes = tile_bytes_of(FORMAT, num_inputs);
+    const uint8_t* weights = product.weights + tile * tile_bytes;
     f8 sums[R][T];
     if constexpr (is_coded(FORMAT)) {
         int64_t groups = num_inputs / GROUP;
         const Group* activations = ((const Quantized*)op.p[1])->groups + row * groups;
-        multiply_codes<FORMAT, R, T>(weights, tile_bytes_of(FORMAT, num_inputs), groups, activations, sums);
+        multiply_codes<FORMAT, R, T>(weights, apart * tile_bytes, groups, activations, sums);
     } else {
         multiply_plain<FORMAT, R>(weights, num_inputs, (const float*)op.p[2] + row * num_inputs, sums);
     }
     for (int r = 0; r < R; r++)
-        for (int t = 0; t < T; t++) put(op, row + r, tile + t, sums[r][t]);
+        for (int t = 0; t < T; t++) put(op, row + r, tile + t * apart, sums[r][t]);
 }
 
 template <int32_t FORMAT, int T>
-static void all_rows_of_tiles(const Product& product, int64_t tile, int64_t row, int64_t end_row) {
-    // The last tile of an odd number is rare: no code of its own for many rows.
-    constexpr bool is_main = T == tiles_at_once(FORMAT);
-    constexpr int MOST = is_main && is_coded(FORMAT) ? MAX_ROWS : MAX_ROWS < 2 ? 1 : 2;
-    const Op& op = product.op;
-    const uint8_t* weights = product.weights + tile * tile_bytes_of(FORMAT, op.n[2]);
-    for (; row + MOST <= end_row; row += MOST) rows_of_tiles<FORMAT, MOST, T>(op, weights, tile, row);
+static void all_rows_of_tiles(const Product& product, int64_t tile, int64_t apart, int64_t row, int64_t end_row) {
+    // The last tile of an odd number is rare: no code of its own for many rows. More than usual are for a lone row.
+    constexpr bool is_main = T == tiles_at_once(FORMAT), is_lone = T > tiles_at_once(FORMAT);
+    constexpr int FEW = MAX_ROWS < 2 || is_lone ? 1 : 2;
+    constexpr int MOST = is_main && is_coded(FORMAT) ? MAX_ROWS : FEW;
+    for (; row + MOST <= end_row; row += MOST) rows_of_tiles<FORMAT, MOST, T>(product, tile, apart, row);
     if constexpr (MOST > 4)
-        for (; row + 4 <= end_row; row += 4) rows_of_tiles<FORMAT, 4, T>(op, weights, tile, row);
+        for (; row + 4 <= end_row; row += 4) rows_of_tiles<FORMAT, 4, T>(product, tile, apart, row);
     switch (end_row - row) {
         case 3:
-            if constexpr (MOST > 3) rows_of_tiles<FORMAT, 3, T>(op, weights, tile, row);
+            if constexpr (MOST > 3) rows_of_tiles<FORMAT, 3, T>(product, tile, apart, row);
             break;
         case 2:
-            if constexpr (MOST > 2) rows_of_tiles<FORMAT, 2, T>(op, weights, tile, row);
+            if constexpr (MOST > 2) rows_of_tiles<FORMAT, 2, T>(product, tile, apart, row);
             break;
-        case 1: rows_of_tiles<FORMAT, 1, T>(op, weights, tile, row); break;
+        case 1:
+            if constexpr (MOST > 1) rows_of_tiles<FORMAT, 1, T>(product, tile, apart, row);
+            break;
         default: break;
     }
 }
 
-template <int32_t FORMAT>
-static void lone_row_of_tiles(const Product& product, int64_t tile, int64_t row) {
-    const uint8_t* weights = product.weights + tile * tile_bytes_of(FORMAT, product.op.n[2]);
-    rows_of_tiles<FORMAT, 1, LONE_ROW_TILES>(product.op, weights, tile, row);
+// T tiles at once, one of each T-th part: so every part is read from its beginning to its end, and the processor
+// fetches ahead. Neighbouring tiles at once would be T short pieces of memory each time. Gives the first tile left.
+template <int32_t FORMAT, int T>
+static int64_t side_by_side(const Product& product, int64_t first, int64_t end, int64_t row, int64_t end_row) {
+    int64_t apart = (end - first) / T;
+    for (int64_t tile = first; tile < first + apart; tile++)
+        all_rows_of_tiles<FORMAT, T>(product, tile, apart, row, end_row);
+    return first + apart * T;
 }
 
 template <int32_t FORMAT>
@@ -85,11 +94,9 @@ static void multiply(const Product& product, int64_t first, int64_t end) {
     for (int64_t row = product.first_row; row < product.end_row; row += BLOCK_ROWS) {
         int64_t end_row = row + BLOCK_ROWS < product.end_row ? row + BLOCK_ROWS : product.end_row, tile = first;
         if constexpr (T > 1)
-            if (end_row - row == 1)
-                for (; tile + LONE_ROW_TILES <= end; tile += LONE_ROW_TILES) lone_row_of_tiles<FORMAT>(product, tile, row);
-        for (; tile + T <= end; tile += T) all_rows_of_tiles<FORMAT, T>(product, tile, row, end_row);
-        if constexpr (T > 1)
-            for (; tile < end; tile++) all_rows_of_tiles<FORMAT, 1>(product, tile, row, end_row);
+            if (end_row - row == 1) tile = side_by_side<FORMAT, LONE_ROW_TILES>(product, tile, end, row, end_row);
+        tile = side_by_side<FORMAT, T>(product, tile, end, row, end_row);
+        if constexpr (T > 1) side_by_side<FORMAT, 1>(product, tile, end, row, end_row);
     }
 }
 
@@ -113,7 +120,7 @@ struct Pieces {
 // Pieces of an even number of tiles, because two are multiplied at once.
 static inline Pieces pieces_of(const Op& op, int64_t num_rows, int num_threads) {
     Pieces p;
-    int64_t wanted = PIECES_OF_A_THREAD * num_threads;
+    int64_t wanted = (num_rows < FEW_ROWS ? PIECES_OF_FEW_ROWS : PIECES_OF_A_THREAD) * num_threads;
     p.num_tiles = (op.n[1] + TILE - 1) / TILE;
     p.size = num_threads == 1 ? p.num_tiles : ((p.num_tiles + wanted - 1) / wanted + 1) / 2 * 2;
     p.across = (p.num_tiles + p.size - 1) / p.size;

@@ -60,9 +60,9 @@ static inline void dot_group(const uint8_t* const* p, const Group* const* rows, 
         dot_small<R, T>(p, rows, dots);
 }
 
-// `tile_bytes` apart lie the tiles, `num_groups` apart the rows.
+// `tile_stride` bytes apart lie the tiles, `num_groups` apart the rows.
 template <int32_t FORMAT, int R, int T>
-static inline void multiply_codes(const uint8_t* tile, int64_t tile_bytes, int64_t num_groups, const Group* activations,
+static inline void multiply_codes(const uint8_t* tile, int64_t tile_stride, int64_t num_groups, const Group* activations,
                                   f8 (*out)[T]) {
     f8 sums[R][T];
     for (int r = 0; r < R; r++)
@@ -71,11 +71,11 @@ static inline void multiply_codes(const uint8_t* tile, int64_t tile_bytes, int64
         const uint8_t* p[T];
         const Group* rows[R];
         i8 dots[R][2][T];  // the second of formats whose halves have scales of their own
-        for (int t = 0; t < T; t++) p[t] = tile + t * tile_bytes + group_at(FORMAT, g);
+        for (int t = 0; t < T; t++) p[t] = tile + t * tile_stride + group_at(FORMAT, g);
         for (int r = 0; r < R; r++) rows[r] = activations + r * num_groups + g;
         dot_group<FORMAT, R, T>(p, rows, dots);
         for (int t = 0; t < T; t++) {
-            Scales scales = scales_of(FORMAT, p[t], tile + t * tile_bytes + head_at(FORMAT, g));
+            Scales scales = scales_of(FORMAT, p[t], tile + t * tile_stride + head_at(FORMAT, g));
             for (int r = 0; r < R; r++) {
                 f8& sum = sums[r][t];
                 if constexpr (FORMAT == Q6_NESTED)
