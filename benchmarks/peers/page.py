@@ -215,7 +215,7 @@ def _cell(found: Best | None, measure: Measure) -> str:
     spread = f" ({found.least:,.{digits}f}–{found.most:,.{digits}f})" if found.count > 1 else " (1)"
     variant = found.setting.partition(" ")[2]
     text = f"{found.value:,.{digits}f}{spread} {variant}".strip()
-    return f"**{text}**" if found.setting == OURS else text
+    return f"**{text}**" if found.setting.startswith(OURS) else text
 
 
 def _digits(measure: Measure) -> int:

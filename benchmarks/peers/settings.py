@@ -17,8 +17,8 @@ PEERS = (OURS, LLAMA, OPENVINO, VLLM, TRANSFORMERS)
 NAME = "model"  # what each server calls it
 _DRIVERS = Path(__file__).with_name("drivers")
 _VLLM_BLOCK = 128
-# 30 layers, 3 heads of 64 keys and as many values, 2 bytes each.
-_KV_TOKEN_BYTES = 30 * 3 * 64 * 2 * 2
+# 30 layers, 3 heads of 64 keys and as many values; a row of 64 takes 2 bytes a value, or 72 bytes as int8.
+_KV_TOKEN_BYTES = {"float16": 30 * 3 * 2 * 128, "int8": 30 * 3 * 2 * 72}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,26 +73,26 @@ class Places:
 def settings(places: Places, threads: int) -> tuple[Setting, ...]:
     """All, in the order of a round."""
     return (
-        _ours(places, threads),
+        *(_ours(places, threads, kv) for kv in ("float16", "int8")),
         *(_llama(places, threads, variant) for variant in ("Q4_0", "Q4_1", "Q8_0", "BF16")),
         *(
             _openvino(places, threads, weights, hint)
             for weights, hint in (("int8", "f32"), ("int4", "f32"), ("gguf", "f32"), ("int4", "bf16"))
         ),
-        _vllm(places, threads),
+        *(_vllm(places, threads, how) for how in ("eager", "compiled")),
         _transformers(places, threads),
     )
 
 
-def _ours(places: Places, threads: int) -> Setting:
+def _ours(places: Places, threads: int, kv: str) -> Setting:
     flags = f"--cpu-kernels auto --threads {threads} --max-num-seqs {MAX_SEQUENCES} --served-name {NAME}"
-    sizes = f"--max-model-len {MAX_MODEL_LEN} --kv-memory {KV_TOKENS * _KV_TOKEN_BYTES}"
+    sizes = f"--max-model-len {MAX_MODEL_LEN} --kv-dtype {kv} --kv-memory {KV_TOKENS * _KV_TOKEN_BYTES[kv]}"
     command = (sys.executable, "-P", "-m", "firstlight", "serve", str(places.gguf))
     return Setting(
         peer=OURS,
-        variant="",
+        variant="" if kv == "float16" else f"{kv} KV",
         command=(*command, *flags.split(), *sizes.split()),
-        note="the Q4_1 file itself, KV in float16",
+        note=f"the Q4_1 file itself, KV in {kv}",
     )
 
 
@@ -126,13 +126,13 @@ def _openvino(places: Places, threads: int, weights: str, hint: str) -> Setting:
     )
 
 
-def _vllm(places: Places, threads: int) -> Setting:
+def _vllm(places: Places, threads: int, how: str) -> Setting:
     sizes = f"--max-model-len {MAX_MODEL_LEN} --max-num-seqs {MAX_SEQUENCES} --block-size {_VLLM_BLOCK}"
     blocks = f"--num-gpu-blocks-override {KV_TOKENS // _VLLM_BLOCK} --no-enable-log-requests"
     command = (str(places.vllm / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server")
     return Setting(
         peer=VLLM,
-        variant="",
+        variant=how,
         command=(
             *command,
             "--model",
@@ -141,9 +141,10 @@ def _vllm(places: Places, threads: int) -> Setting:
             NAME,
             *sizes.split(),
             *blocks.split(),
+            *(("--enforce-eager",) if how == "eager" else ()),
         ),
         variables={"VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "VLLM_CPU_KVCACHE_SPACE": "1"},
-        note="bfloat16, all cores bound, compiled; launched once, stopped by SIGSTOP between its visits",
+        note=f"bfloat16, all cores bound, {how}; launched once, stopped by SIGSTOP between its visits",
         stays=True,
     )
 
