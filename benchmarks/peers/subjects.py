@@ -28,7 +28,7 @@ from firstlight.bench.serving_report import Outcome, ServingReport, make_report
 from peers.measures import ANSWER_TOKENS, Measure
 from peers.settings import NAME, Setting
 
-LAUNCH_S, ORDER_S = 900.0, 600.0
+LAUNCH_S, ORDER_S = 600.0, 600.0
 _FIRST = {"model": NAME, "prompt": "The capital of France is", "max_tokens": 1, "temperature": 0}
 _ALONE = "Run the peer's command by itself; the other engines go on."
 
