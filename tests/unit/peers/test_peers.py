@@ -96,7 +96,7 @@ def test_what_was_measured_is_not_measured_again() -> None:
     schedule = Schedule(ALL, MEASURES)
     results = results_of(*((1, OURS, m.name, 1.0) for m in MEASURES if m.name != "crowd_8"))
     assert [m.name for m in schedule.needs(results, setting(OURS), 1)] == ["crowd_8"]
-    assert len(schedule.needs(results, setting(VLLM), 1)) == len(MEASURES)
+    assert len(schedule.needs(results, setting("vllm eager"), 1)) == len(MEASURES)
 
 
 def test_a_setting_goes_on_with_what_it_is_good_at() -> None:
@@ -122,8 +122,8 @@ def test_a_setting_goes_on_with_what_it_is_good_at() -> None:
 
 def test_who_stays_is_launched_once_and_who_is_slow_comes_seldom() -> None:
     schedule = Schedule(ALL, MEASURES)
-    results = results_of((1, VLLM, "launch", 90.0))
-    assert "launch" not in [m.name for m in schedule.needs(results, setting(VLLM), 2)]
+    results = results_of((1, "vllm eager", "launch", 90.0))
+    assert "launch" not in [m.name for m in schedule.needs(results, setting("vllm eager"), 2)]
     slow = setting("transformers")
     assert schedule.needs(results, slow, 2) == []
     assert schedule.needs(results, slow, 3)
