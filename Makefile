@@ -84,7 +84,7 @@ bench-compare: $(TEST)  ## side by side with transformers; results in benchmarks
 	$(BIN)/python benchmarks/compare_transformers.py $(ARGS)
 
 # vLLM is installed only where it is among the peers that were asked for. Where the setup fails, it says so and goes on.
-bench-peers: $(TEST)  ## beside llama.cpp, OpenVINO, vLLM and transformers: 6 GB and an hour the first time, then 25 minutes
+bench-peers: $(TEST)  ## beside llama.cpp, OpenVINO, vLLM and transformers: 6 GB and an hour the first time, then 45 minutes
 	@case "$(ARGS)" in *--peers*) ;; *) $(MAKE) --no-print-directory $(VLLM)/.installed;; esac
 	@$(COMPILE)
 	@TORCH_SPEC="$(TORCH_SPEC)" PYTHONPATH=benchmarks $(BIN)/python -m peers $(ARGS)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from peers.measures import BY_NAME, KV_TOKENS, LAUNCH, MEASURES, MEMORY, Measure
 from peers.results import LIMITS, Results
+from peers.schedule import RIVALS
 from peers.settings import LLAMA, OPENVINO, OURS, PEERS, VLLM
 
 READ_SHARE, MULTIPLY_SHARE = 0.70, 0.60
@@ -40,14 +41,8 @@ class Goal:
     reached: bool | None
 
 
-# (measure, peers of which the best counts, how many times better ours has to be)
-_AGAINST: tuple[tuple[str, tuple[str, ...], float], ...] = (
-    ("decode_1", (LLAMA,), 1.3),
-    ("crowd_8", (OPENVINO, VLLM), 1.3),
-    ("crowd_32", (OPENVINO, VLLM), 1.3),
-    ("prefill_512", (OPENVINO,), 1.1),
-    ("first_64", (OPENVINO,), 1.1),
-)
+# How many times better than the best of `RIVALS` ours has to be.
+_TIMES = {"decode_1": 1.3, "crowd_8": 1.3, "crowd_32": 1.3, "prefill_512": 1.1, "first_64": 1.1}
 
 
 def best(results: Results, peers: Sequence[str], measure: Measure, prefix: str = "") -> Best | None:
@@ -64,7 +59,7 @@ def best(results: Results, peers: Sequence[str], measure: Measure, prefix: str =
 
 def goals(results: Results) -> list[Goal]:
     """All of them, in the order of the page."""
-    rows = [_against(results, BY_NAME[name], peers, times) for name, peers, times in _AGAINST]
+    rows = [_against(results, BY_NAME[name], RIVALS[name], times) for name, times in _TIMES.items()]
     rows += [_launch_times(results), _launch_more(results), _memory(results)]
     return rows + list(_shares(results)) + list(_quality(results))
 

@@ -39,8 +39,8 @@ _METHOD = """## Method
 - **Validity.** A setting with more than one wrong answer in any visit is not a valid one, ours included. One
   is let through because a single greedy answer may hang on a near tie: in float32 the first token of the
   right answer to *What is the capital of France?* leads by 0.08 nats only.
-- **Settings.** After the first round a setting goes on only with figures in which it was within
-  {behind:.2f}x of its peer's best one.
+- **Settings.** After the first round a setting goes on only with figures in which a goal compares its peer
+  with ours, and was within {behind:.2f}x of the best one there; all other figures are of one round, "(1)".
 - **Load.** Prompts are random token ids, the same for all engines in a round and new in each; prefix caches
   help nobody. HTTP engines are measured by the client of `firstlight bench serving`, which takes its share
   of the same cores; {openvino} and {transformers} run in process, without HTTP, which flatters them.

@@ -11,10 +11,19 @@ from dataclasses import dataclass
 
 from peers.measures import BY_NAME, LAUNCH, MEMORY, Measure
 from peers.results import Results
-from peers.settings import Setting
+from peers.settings import LLAMA, OPENVINO, VLLM, Setting
 
-# After the first round a setting goes on with the measures in which it is at most so far behind the best
-# setting of its peer: every peer is shown at its own best, and the rest would only take time.
+# Whose best is compared with ours in a measure. After the first round these peers go on with it, and of their
+# settings those that are at most so far behind the best one: all else is shown, and would only take time.
+RIVALS: dict[str, tuple[str, ...]] = {
+    "decode_1": (LLAMA,),
+    "crowd_8": (OPENVINO, VLLM),
+    "crowd_32": (OPENVINO, VLLM),
+    "prefill_512": (OPENVINO,),
+    "first_64": (OPENVINO,),
+    LAUNCH: (LLAMA, VLLM),
+    MEMORY: (OPENVINO,),
+}
 BEHIND = 1.25
 _UNKNOWN_S = 10.0
 _FULLEST = "crowd_32"  # memory is looked at after it, when all of the KV cache that is used has been touched
@@ -58,7 +67,12 @@ class Schedule:
 
     def _keeps_up(self, results: Results, setting: Setting, measure: Measure) -> bool:
         ours = results.value(1, setting.name, measure.name)
-        rivals = [s.name for s in self.settings if s.peer == setting.peer and not results.is_wrong(s.name)]
+        peers = RIVALS.get(measure.name, ()) if setting.peer in (LLAMA, OPENVINO, VLLM) else (setting.peer,)
+        if setting.peer not in peers:
+            return False
+        if measure.name == LAUNCH:
+            peers = (setting.peer,)  # each is compared by itself
+        rivals = [s.name for s in self.settings if s.peer in peers and not results.is_wrong(s.name)]
         if ours is None:
             return not any(results.value(1, name, measure.name) for name in rivals)
         values = [value for name in rivals if (value := results.value(1, name, measure.name)) is not None]

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from firstlight.cli.bench import bench_app
-from firstlight.cli.main import app
+from firstlight.cli.main import make_app
 from support.fake_openai import Behaviour, FakeOpenAI
 
 runner = CliRunner()
@@ -32,7 +32,7 @@ def test_serving_shows_and_stores(tmp_path: Path) -> None:
     file, picture = tmp_path / "r.json", tmp_path / "r.png"
     with FakeOpenAI() as server:
         more = ["--goodput", "ttft:60000", "--json", str(file), "--png", str(picture)]
-        done = runner.invoke(app, serving(server, *more))
+        done = runner.invoke(make_app(), serving(server, *more))
     assert done.exit_code == 0, done.output
     for words in ("closed loop, concurrency 2", "4 answered, 0 failed", "time to first token", "goodput/s"):
         assert words in done.output
@@ -42,14 +42,14 @@ def test_serving_shows_and_stores(tmp_path: Path) -> None:
 
 def test_failed_requests_make_the_exit_code() -> None:
     with FakeOpenAI(Behaviour(error_after=1)) as server:
-        done = runner.invoke(app, [*serving(server), "--warmup", "0"])
+        done = runner.invoke(make_app(), [*serving(server), "--warmup", "0"])
     assert done.exit_code == 1
     assert "the engine fell over" in done.output
 
 
 def test_results_that_cannot_be_stored_are_refused_first(tmp_path: Path) -> None:
     with FakeOpenAI() as server:
-        done = runner.invoke(app, serving(server, "--json", str(tmp_path / "no" / "r.json")))
+        done = runner.invoke(make_app(), serving(server, "--json", str(tmp_path / "no" / "r.json")))
     assert done.exit_code == 2
     assert server.requests == []
 
@@ -57,8 +57,8 @@ def test_results_that_cannot_be_stored_are_refused_first(tmp_path: Path) -> None
 def test_serving_loads_no_torch() -> None:
     with FakeOpenAI() as server:
         script = (
-            "import sys; from firstlight.cli.main import app\n"
-            f"app({serving(server)!r}, standalone_mode=False)\n"
+            "import sys; from firstlight.cli.main import make_app\n"
+            f"make_app()({serving(server)!r}, standalone_mode=False)\n"
             "print('torch' in sys.modules)"
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -66,6 +66,8 @@ def test_serving_loads_no_torch() -> None:
 
 
 def test_the_scheduler_benchmark() -> None:
-    done = runner.invoke(app, ["bench", "scheduler", "--running", "4", "--waiting", "10", "--steps", "5"])
+    done = runner.invoke(
+        make_app(), ["bench", "scheduler", "--running", "4", "--waiting", "10", "--steps", "5"]
+    )
     assert done.exit_code == 0, done.output
     assert "10 waiting" in done.output

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from firstlight.base.blackbox.store import make_box_folder, open_own_box
-from firstlight.cli.main import app
+from firstlight.cli.main import make_app
 from firstlight.launch import run_directory
 from firstlight.launch.run_directory import RunDirectory, make_run_directory
 
@@ -38,7 +38,7 @@ def test_the_only_running_server_is_found(parent: Path) -> None:
     kept.close(keep_logs=True)  # still our own process: a run goes on as long as its launcher
     (kept.path / "run.json").unlink()
     directory = start_run()
-    shown = json.loads(runner.invoke(app, ["blackbox", "--json"]).output)
+    shown = json.loads(runner.invoke(make_app(), ["blackbox", "--json"]).output)
     assert shown["run_dir"] == str(directory.path)
     assert [entry["phase"] for entry in shown["entries"]] == ["weights"]
     directory.close(keep_logs=False)
@@ -46,7 +46,7 @@ def test_the_only_running_server_is_found(parent: Path) -> None:
 
 def test_several_running_servers_are_listed(parent: Path) -> None:
     runs = [start_run(), start_run()]
-    result = runner.invoke(app, ["blackbox"])
+    result = runner.invoke(make_app(), ["blackbox"])
     assert result.exit_code == 2
     for directory in runs:
         assert str(directory.path) in result.stderr
@@ -54,18 +54,18 @@ def test_several_running_servers_are_listed(parent: Path) -> None:
 
 
 def test_without_a_running_server_it_says_what_to_do(parent: Path) -> None:
-    result = runner.invoke(app, ["blackbox"])
+    result = runner.invoke(make_app(), ["blackbox"])
     assert (result.exit_code, "no server of yours is running" in result.stderr) == (2, True)
 
 
 def test_a_directory_without_boxes(tmp_path: Path) -> None:
-    result = runner.invoke(app, ["blackbox", str(tmp_path)])
+    result = runner.invoke(make_app(), ["blackbox", str(tmp_path)])
     assert (result.exit_code, "holds no black boxes" in result.stderr) == (2, True)
 
 
 def test_the_text_of_a_run_whose_directory_is_named(parent: Path) -> None:
     directory = start_run()
-    output = runner.invoke(app, ["blackbox", str(directory.path)]).output
+    output = runner.invoke(make_app(), ["blackbox", str(directory.path)]).output
     assert "rank-0" in output
     assert "enters weights" in output
     directory.close(keep_logs=False)

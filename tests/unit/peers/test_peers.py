@@ -102,22 +102,41 @@ def test_what_was_measured_is_not_measured_again() -> None:
 def test_a_setting_goes_on_with_what_it_is_good_at() -> None:
     schedule = Schedule(ALL, MEASURES)
     results = results_of(
-        (1, "llama.cpp Q4_0", "decode_1", 160.0),
-        (1, "llama.cpp Q8_0", "decode_1", 120.0),
-        (1, "llama.cpp Q4_0", "crowd_8", 200.0),
-        (1, "llama.cpp Q8_0", "crowd_8", 230.0),
-        (1, "llama.cpp Q4_0", "memory", 300.0),
-        (1, "llama.cpp Q8_0", "memory", 500.0),
-        (1, "llama.cpp BF16", "decode_1", 900.0),
-        answers={"llama.cpp BF16": WRONG},
+        (1, "openvino int8 f32", "prefill_512", 160.0),
+        (1, "openvino int4 f32", "prefill_512", 120.0),
+        (1, "openvino int8 f32", "crowd_8", 200.0),
+        (1, "openvino int4 f32", "crowd_8", 230.0),
+        (1, "openvino int8 f32", "memory", 300.0),
+        (1, "openvino int4 f32", "memory", 500.0),
+        (1, "openvino gguf f32", "prefill_512", 900.0),
+        answers={"openvino gguf f32": WRONG},
     )
-    names = [m.name for m in schedule.needs(results, setting("llama.cpp Q4_0"), 2)]
-    assert {"decode_1", "crowd_8", "memory", "crowd_32"} <= set(names)
-    slow = [m.name for m in schedule.needs(results, setting("llama.cpp Q8_0"), 2)]
+    names = [m.name for m in schedule.needs(results, setting("openvino int8 f32"), 2)]
+    assert {"prefill_512", "crowd_8", "memory", "crowd_32"} <= set(names)
+    slow = [m.name for m in schedule.needs(results, setting("openvino int4 f32"), 2)]
     assert "crowd_8" in slow
-    assert not {"decode_1", "memory"} & set(slow)
-    assert schedule.needs(results, setting("llama.cpp BF16"), 2) == []
-    assert 0 < schedule.remaining_s(results, 2, setting("llama.cpp Q8_0")) < schedule.remaining_s(results, 1)
+    assert not {"prefill_512", "memory"} & set(slow)
+    assert schedule.needs(results, setting("openvino gguf f32"), 2) == []
+    assert (
+        0 < schedule.remaining_s(results, 2, setting("openvino int4 f32")) < schedule.remaining_s(results, 1)
+    )
+
+
+def test_a_peer_goes_on_with_what_it_is_compared_in_and_keeps_up_with() -> None:
+    schedule = Schedule(ALL, MEASURES)
+    figures = [
+        (1, name, "crowd_8", value) for name, value in (("openvino int8 f32", 90.0), ("vllm eager", 20.0))
+    ]
+    figures += [(1, "llama.cpp Q8_0", name, 60.0) for name in ("crowd_8", "decode_1")]
+    figures += [(1, "llama.cpp Q8_0", "launch", 1.0), (1, OURS, "crowd_8", 150.0)]
+    results = results_of(*figures)
+
+    def goes_on(name: str) -> set[str]:
+        return {m.name for m in schedule.needs(results, setting(name), 2)} & {"crowd_8", "decode_1", "launch"}
+
+    assert goes_on("llama.cpp Q8_0") == {"decode_1", "launch"}
+    assert goes_on("vllm eager") == {"launch"}
+    assert "crowd_8" in goes_on("openvino int8 f32") & goes_on(OURS)
 
 
 def test_who_stays_is_launched_once_and_who_is_slow_comes_seldom() -> None:
