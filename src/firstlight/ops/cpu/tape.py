@@ -58,7 +58,8 @@ class Part:
 class NativeTape:
     """See `contract.Tape`. Buffers are for `max_rows` rows and shared by all layers.
 
-    `widths`: the hidden size, and how many states are captured. `name` gives a text its number in the black box.
+    `widths`: the hidden size, and the number of captured states. `name` gives the number of a text in the
+    black box.
     """
 
     def __init__(
