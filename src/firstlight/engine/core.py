@@ -6,7 +6,7 @@ request ends with exactly one output that has a finish reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 
 import torch
@@ -60,6 +60,11 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    def begin(self, times_s: Mapping[int, float]) -> None:
+        """What runs from now on is users': drafts may be made. `times_s`: of steps by their rows."""
+        if self.speculation is not None:
+            self.speculation.begin(times_s)
+
     def handle(self, message: ToEngine) -> None:
         """Takes one message; its consequences are in the outputs of the next `step`."""
         if isinstance(message, Submit):
@@ -105,12 +110,14 @@ class EngineCore:
 
     def _run(self, plan: StepPlan) -> list[SequenceOutput]:
         logits = self._execute(plan)
+        speculation = self.speculation
+        if speculation is not None:
+            speculation.observe(plan, self.scheduler.running_sequences())
         if not plan.samples:
             return self.scheduler.apply(plan, [])
         sequences = self.scheduler.planned_sequences()
-        speculation = self.speculation
-        synthetic = None if speculation is None else speculation.synthetic
-        chosen = choose(self._sampler, logits, sequences, synthetic)
+        rule = None if speculation is None else speculation.rule
+        chosen = choose(self._sampler, logits, sequences, rule)
         outputs = self.scheduler.apply(plan, chosen.runs, chosen.logprobs)
         if speculation is not None:
             speculation.record(sequences, outputs)

@@ -175,6 +175,10 @@ class Scheduler:
         """
         return self._sampled
 
+    def running_sequences(self) -> list[Sequence]:
+        """Those of the plan, in its order."""
+        return self._planned
+
     def decoding_sequences(self) -> list[Sequence]:
         """Those whose next step makes a token: now is the time to draft for them."""
         return [s for s in self._running if len(s.tokens) - s.num_computed == 1]

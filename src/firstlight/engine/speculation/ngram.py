@@ -10,6 +10,7 @@ from collections.abc import Sequence as Rows
 
 import numpy as np
 
+from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.memory import memory_of
 
@@ -22,6 +23,10 @@ class NgramDrafter:
     """See the module. Of the longest matches the latest one counts."""
 
     name = "ngram"
+    layers = ()
+
+    def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
+        """Nothing: it looks at tokens alone."""
 
     def propose(self, sequences: Rows[Sequence], num: int) -> list[list[int]]:
         """See `Drafter`."""
@@ -34,8 +39,9 @@ def continuation(tokens: np.ndarray, num: int) -> list[int]:
     Where the match reaches to the end, the text is taken to go round in its own period.
     """
     end = len(tokens) - 1
-    places = np.flatnonzero(tokens[:end] == tokens[end]) if end > 0 else np.empty(0, np.int64)
-    length = 1
+    if end < SHORTEST_MATCH:
+        return []
+    places, length = np.flatnonzero(tokens[:end] == tokens[end]), 1
     while length < LONGEST_MATCH:
         earlier = places[places >= length]
         longer = earlier[tokens[earlier - length] == tokens[end - length]]

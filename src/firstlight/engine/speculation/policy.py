@@ -13,13 +13,16 @@ from collections.abc import Mapping
 FIRST_GUESS = 0.6
 _PRIOR_WEIGHT = 2.0
 _KEPT = 1.0 - 1.0 / 48.0  # of a count, at each verification: the last few dozen matter
+_LEAST_COVERAGE = 0.02  # a drafter that knew nothing for long may know something now
 _NEW_TIME = 0.1  # weight of a new step in the running mean of its kind
 _LONGEST_OUTLIER = 3.0  # a step of that many times the mean counts as no more
 # A gain of less is not worth the risk that the estimate is wrong.
 LEAST_GAIN = 1.02
-# How often a look is taken while no drafts are made, in steps.
+LEAST_MORE = 1.005  # for each draft more
+# How often a look is taken while no drafts are made, in steps; and what the past may weigh against a look.
 STEPS_BETWEEN_LOOKS = 64
 LOOK_TOKENS = 2
+_PAST_WEIGHT = 4.0
 
 
 class StepTimes:
@@ -67,9 +70,16 @@ class Acceptance:
         self._asked = _KEPT * self._asked + num_asked
         self._answered = _KEPT * self._answered + num_answered
 
+    def loosen(self) -> None:
+        """What comes next shall count, whatever was before."""
+        for place, reached in enumerate(self._reached):
+            if reached > _PAST_WEIGHT:
+                self._accepted[place] *= _PAST_WEIGHT / reached
+                self._reached[place] = _PAST_WEIGHT
+
     @property
     def coverage(self) -> float:
-        return self._answered / self._asked
+        return max(_LEAST_COVERAGE, self._answered / self._asked)
 
     def gain(self, num: int) -> float:
         """Drafts accepted of `num`, on the average."""
@@ -107,7 +117,7 @@ class Policy:
         best, best_gain = 0, LEAST_GAIN
         for num in range(1, self.most + 1):
             gain = self._gain(num, num_sequences, base_s)
-            if gain > best_gain:
+            if gain > best_gain * (LEAST_MORE if best else 1.0):
                 best, best_gain = num, gain
         self._explain(best, num_sequences, best_gain)
         if best:
@@ -117,6 +127,7 @@ class Policy:
         if self._num_since_look < STEPS_BETWEEN_LOOKS:
             return 0
         self._num_since_look = 0
+        self.acceptance.loosen()
         return min(LOOK_TOKENS, self.most)
 
     def record_draft_time(self, num: int, seconds: float) -> None:
@@ -125,12 +136,17 @@ class Policy:
         self._draft_s[num] = seconds if known == 0.0 else known + _NEW_TIME * (seconds - known)
 
     def _gain(self, num: int, num_sequences: int, base_s: float) -> float:
-        """Tokens a second with `num` drafts each, as a multiple of those without."""
+        """Tokens a second with `num` drafts each, as a multiple of those without, where there are drafts.
+
+        The drafter is paid for in every step, also in those in which it knows nothing.
+        """
         assert self.times is not None, "asked before the engine serves"
-        covered = self.acceptance.coverage
-        rows = num_sequences * (1.0 + covered * num)
-        step_s = self.times.of(rows) + (self._draft_s[num] or max(self._draft_s))
-        return (1.0 + covered * self.acceptance.gain(num)) * base_s / step_s
+        covered = self.acceptance.coverage * num_sequences
+        with_drafts = max(1.0, covered)
+        draft_s = (self._draft_s[num] or max(self._draft_s)) / min(1.0, covered)
+        step_s = self.times.of(num_sequences + with_drafts * num) + draft_s
+        tokens = 1.0 + with_drafts * self.acceptance.gain(num) / num_sequences
+        return tokens * base_s / step_s
 
     def _explain(self, best: int, num_sequences: int, gain: float) -> None:
         if best == self._best and self._num_since_look:

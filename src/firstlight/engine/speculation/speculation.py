@@ -11,19 +11,21 @@ from collections.abc import Sequence as Rows
 from time import perf_counter
 
 from firstlight.engine.messages import SequenceOutput
+from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.counts import DraftCounts
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.memory import memory_of
 from firstlight.engine.speculation.policy import Policy
+from firstlight.engine.speculation.rule import Rule
 from firstlight.engine.speculation.synthetic import Synthetic
 
 
 class Speculation:
-    """See the module. With `synthetic`, drafts are accepted by its profile and not by the model."""
+    """See the module. `rule`: how drafts are accepted; None: by the keyed rule."""
 
-    def __init__(self, drafter: Drafter, policy: Policy, synthetic: Synthetic | None = None) -> None:
-        self.drafter, self.policy, self.synthetic = drafter, policy, synthetic
+    def __init__(self, drafter: Drafter, policy: Policy, rule: Rule | None = None) -> None:
+        self.drafter, self.policy, self.rule = drafter, policy, rule
         self.counts = DraftCounts(drafter.name, policy.most)
         self._propose_s = 0.0
 
@@ -31,6 +33,11 @@ class Speculation:
         """The engine serves from now on: drafts may be made."""
         self.counts.forget()
         self.policy.begin(times_s)
+
+    def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
+        """A step of these sequences has run; its tokens are not yet chosen."""
+        if self.drafter.layers:
+            self.drafter.observe(plan, sequences)
 
     def propose(self, sequences: Rows[Sequence]) -> None:
         """Gives drafts to sequences whose next step makes a token."""
@@ -43,8 +50,8 @@ class Speculation:
         asked = [s for s in sequences if self._is_open(s)]
         answered = 0
         for sequence, drafts in zip(asked, self.drafter.propose(asked, num), strict=True):
-            if self.synthetic is not None:
-                drafts += [sequence.tokens[-1]] * (num - len(drafts))
+            if isinstance(self.rule, Synthetic):
+                drafts.extend([sequence.tokens[-1]] * (num - len(drafts)))
             sequence.drafts = drafts
             answered += len(drafts) > 0
         self._propose_s = perf_counter() - started_s

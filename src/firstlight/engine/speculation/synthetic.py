@@ -6,7 +6,8 @@ forced draft stands where the model's token belongs. Invariant: the same seed an
 
 from __future__ import annotations
 
-from firstlight.base.errors import UsageError
+import torch
+
 from firstlight.engine.noise import stream_key
 from firstlight.engine.request import Sequence
 
@@ -14,13 +15,13 @@ _OTHER_STREAM = 0x5EED_D1CE  # so that the decisions do not follow the sampler's
 
 
 class Synthetic:
-    """`profile[i]` is the share of drafts accepted in place i, of those after accepted ones."""
+    """`profile[i]` is the share of drafts accepted in place i, of those after accepted ones; see `Rule`."""
 
     def __init__(self, profile: tuple[float, ...]) -> None:
         self.profile = profile
 
-    def token(self, sequence: Sequence, place: int, token: int) -> int:
-        """What counts as the target's token in that place, where the model chose `token`."""
+    def token(self, sequence: Sequence, place: int, token: int, logits_V: torch.Tensor) -> int:  # noqa: N803
+        """The draft where the profile accepts it; otherwise the sampler's token, or one beside it."""
         if place >= len(sequence.drafts):
             return token
         draft = sequence.drafts[place]
@@ -29,15 +30,3 @@ class Synthetic:
         if low < chance * 2**32:
             return draft
         return token if token != draft else max(draft - 1, 0) + (draft == 0)
-
-
-def parse_profile(text: str) -> tuple[float, ...]:
-    """The shares of "0.8,0.6,0.5". Raises a `UsageError` for anything else."""
-    hint = "Give shares from 0 to 1, for the first draft on: 0.8,0.6,0.5."
-    try:
-        profile = tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"--draft-acceptance {text!r} is no list of numbers.", hint) from error
-    if not all(0.0 <= share <= 1.0 for share in profile):
-        raise UsageError(f"--draft-acceptance {text!r} has a share outside 0 to 1.", hint)
-    return profile
