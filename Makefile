@@ -21,7 +21,7 @@ VLLM := .venv-vllm
 COMPILE = $(BIN)/python -m compileall -q src/firstlight
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve test sanitize instructions test-fast format lint types unit parity e2e shape test-vllm bench bench-compare bench-peers bench-peers-report soak wheel fix docs clean
+.PHONY: help serve test lossless sanitize instructions test-fast format lint types unit parity e2e shape test-vllm bench bench-compare bench-peers bench-peers-report soak wheel fix docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
@@ -54,6 +54,9 @@ patients-short: $(TEST)
 
 patients: $(TEST)  ## the doctor's confusion matrix over real processes with real faults (an hour)
 	@PYTHONPATH=src:tests $(BIN)/python -m patients.run $(ARGS)
+
+lossless: $(TEST)  ## 64 answers of the real model with drafts and without, token by token: some minutes
+	$(BIN)/pytest -q tests/long $(ARGS)
 
 sanitize:  ## the native operators on random shapes, under AddressSanitizer, UBSan and ThreadSanitizer
 	tests/native/build.sh build/fuzz-address -fsanitize=address,undefined -fno-sanitize-recover=undefined

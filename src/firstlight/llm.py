@@ -29,6 +29,7 @@ from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import FINISH_STOP, Abort, SequenceOutput, Submit, TokenLogprobs
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.startup import self_test, start
+from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.sources import resolve_model
 from firstlight.loading.fit import require_fit
@@ -52,6 +53,8 @@ class Completion:
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_cached_tokens: int = 0
+    num_drafted: int = 0  # guesses of its tokens that were verified
+    num_accepted: int = 0  # of `token_ids`, how many had been guessed
 
 
 class LLM:
@@ -94,6 +97,9 @@ class LLM:
         if on_phase is not None:
             on_phase("self-test")
         self_test(self._core)
+        if self._core.speculation is not None:
+            times_s = measure_step_times(self._core, checkpoint.description.vocab_size)
+            self._core.begin(times_s)
 
     def generate(
         self,
@@ -194,14 +200,17 @@ class _Job:
         """Adds tokens; True if a stop string ended the text, so that the engine must be told."""
         completion = self.completion
         completion.num_cached_tokens = output.num_cached_tokens
-        completion.token_ids += output.token_ids
-        completion.logprobs += output.logprobs or []
-        shown = output.token_ids[:-1] if output.stop_token_id is not None else output.token_ids
-        completion.text += self._stops.push(self._decoder.push(shown))
-        if self._stops.match is not None:
-            completion.finish_reason = FINISH_STOP
-            self.done = True
-            return output.finish_reason is None
+        completion.num_drafted += output.num_drafted
+        for place, token in enumerate(output.token_ids):
+            completion.token_ids.append(token)
+            completion.logprobs += output.logprobs[place : place + 1] if output.logprobs else []
+            completion.num_accepted += place < output.num_accepted
+            is_end = output.stop_token_id is not None and place + 1 == len(output.token_ids)
+            completion.text += "" if is_end else self._stops.push(self._decoder.push([token]))
+            if self._stops.match is not None:
+                completion.finish_reason = FINISH_STOP
+                self.done = True
+                return output.finish_reason is None
         if output.finish_reason is not None:
             completion.finish_reason = output.finish_reason
             completion.text += self._end()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
 from firstlight.base.failure import read_failure
-from firstlight.engine.messages import Drain, Submit
+from firstlight.engine.messages import Drain, SequenceOutput, Submit
 from firstlight.facts.sources import resolve_model
 from firstlight.text.model import TextModel
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.engines import Harness, submit
 from support.prompts import PROMPTS
 from support.rank_processes import RankProcesses, logprobs_of, tokens_of
-from support.workloads import requests
+from support.workloads import circling, requests
 
 pytestmark = pytest.mark.timeout(600)  # two processes that import torch, on a machine that may be busy
 VOCABULARY = 501  # 251 and 250 tokens of the head
@@ -35,9 +38,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_hf_folder(tmp_path_factory.mktemp("tiny") / "m", description, random_weights(description))
 
 
-def assert_equal_to_one_rank(path: Path, workload: list[Submit], **sizes: int) -> None:
+def assert_equal_to_one_rank(
+    path: Path, workload: list[Submit], drafting: Mapping[str, Any] = MappingProxyType({}), **sizes: int
+) -> dict[str, list[SequenceOutput]]:
     alone = Harness(path, **sizes).run(workload)
-    with RankProcesses(path, 2, **sizes) as ranks:
+    with RankProcesses(path, 2, **sizes, **drafting) as ranks:
         ready = ranks.wait_until_ready()
         assert ready.max_model_len == sizes["max_model_len"]
         together = ranks.run(workload)
@@ -48,10 +53,18 @@ def assert_equal_to_one_rank(path: Path, workload: list[Submit], **sizes: int) -
         assert together[name][-1].finish_reason == alone[name].finish_reason
         expected = [entry.logprob for entry in alone[name].logprobs]
         assert logprobs_of(together[name]) == pytest.approx(expected, abs=1e-4)
+    return together
 
 
 def test_two_ranks_equal_one_on_a_tiny_model(folder: Path) -> None:
     assert_equal_to_one_rank(folder, requests(16, VOCABULARY), **SIZES)
+
+
+def test_two_ranks_with_drafts_equal_one_without(folder: Path) -> None:
+    workload = [*requests(8, VOCABULARY, max_tokens=20), *circling(8)]
+    drafting = {"drafter": "ngram", "draft_tokens": 4, "draft_adapt": False}
+    together = assert_equal_to_one_rank(folder, workload, drafting, **SIZES)
+    assert sum(output.num_accepted for outputs in together.values() for output in outputs) > 100
 
 
 def test_two_ranks_equal_one_on_the_real_model() -> None:

@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from firstlight.engine.messages import Submit
+from firstlight.engine.speculation.drafter import Drafter
+from firstlight.engine.speculation.ngram import NgramDrafter
 from firstlight.facts.sources import resolve_model
 from firstlight.ops.cpu.pick import pick_cpu_kernels
 from firstlight.text.model import TextModel
 from support.engines import Harness, Result, submit
+from support.knowing import Knowing
 from support.prompts import PROMPTS
 
 pytestmark = pytest.mark.timeout(600)  # a dozen seconds on a quiet machine
@@ -103,3 +106,17 @@ def test_preempted(path: Path, kind: Kind, workload: list[Submit], baseline: dic
     results = engine.run([*workload, *neighbours])
     assert engine.core.scheduler.stats().num_preemptions > 0
     assert_same(results, baseline)
+
+
+@pytest.mark.parametrize("wrong", [None, 0.2], ids=["prompt lookup", "a drafter that is often right"])
+def test_with_drafts(
+    path: Path, kind: Kind, workload: list[Submit], baseline: dict[str, Result], wrong: float | None
+) -> None:
+    engine = engine_of(path, kind)
+    drafter: Drafter = NgramDrafter()
+    if wrong is not None:
+        drafter = Knowing({name: result.tokens for name, result in baseline.items()}, 49_152, wrong)
+    engine.fresh(drafter, 4)
+    results = engine.run(workload)
+    assert_same(results, baseline)
+    assert wrong is None or sum(result.num_accepted for result in results.values()) >= 10

@@ -19,6 +19,9 @@ from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import SequenceOutput, Submit, TokenLogprobs
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
+from firstlight.engine.speculation.drafter import Drafter
+from firstlight.engine.speculation.policy import Policy
+from firstlight.engine.speculation.speculation import Speculation
 from firstlight.engine.startup import Started, start
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.ops.collectives import Group
@@ -38,6 +41,8 @@ class Result:
     finish_reason: str | None = None
     error: str | None = None
     num_cached_tokens: int = 0
+    num_accepted: int = 0
+    ended_in_run: bool = False  # its last token had been drafted
 
     def same_bits(self, other: Result) -> bool:
         """Whether tokens, log-probabilities and logits are equal, bit for bit."""
@@ -53,7 +58,9 @@ class Result:
 class Harness:
     """An engine in this process. `section` entries override small sizes that suit tests."""
 
-    def __init__(self, path: str | Path, *, dtype: str = "float32", **section: Any) -> None:
+    def __init__(
+        self, path: str | Path, *, dtype: str = "float32", capture: tuple[int, ...] = (), **section: Any
+    ) -> None:
         sizes = {"threads": 1, "kv_memory_bytes": KV_BYTES, **section}
         self.started: Started = start(
             open_checkpoint(path),
@@ -61,13 +68,26 @@ class Harness:
             EngineSection(**sizes),
             Group(),
             lambda *_, **__: None,
+            capture,
         )
         self._kept: dict[tuple[str, int], torch.Tensor] = {}
-        self.core: EngineCore = self.started.core(self._execute)
+        self.keeps_logits = True  # of every token: for long runs there is no room
+        self.fresh()
 
-    def fresh(self) -> None:
-        """A new scheduler with an empty cache over the same model and pool: as after a restart."""
-        self.core = self.started.core(self._execute)
+    def fresh(self, drafter: Drafter | None = None, num: int = 0) -> None:
+        """A new scheduler with an empty cache over the same model and pool: as after a restart.
+
+        A `drafter` drafts `num` tokens at every step; without one, what the section says.
+        """
+        self.core: EngineCore = self.started.core(self._execute)
+        self.core.begin({})
+        if drafter is not None:
+            self.draft_with(drafter, num)
+
+    def draft_with(self, drafter: Drafter, num: int) -> None:
+        """From now on, with what is in the cache."""
+        self.core.speculation = Speculation(drafter, Policy(num, adapts=False))
+        self.core.begin({})
 
     def run(
         self,
@@ -106,7 +126,7 @@ class Harness:
     def last_logits_of(self, tokens: list[int]) -> torch.Tensor:
         """Logits [V] after the last token, with all tokens in one chunk, as a prompt runs."""
         num = len(tokens)
-        plan = StepPlan(0, [0], [0], [num], tokens, [0], [self._first_pages(num)])
+        plan = StepPlan(0, [0], [0], [num], tokens, [num - 1], [self._first_pages(num)])
         return self.started.runner.run(plan)[0].clone()
 
     def _first_pages(self, num_tokens: int) -> tuple[int, int, list[int]]:
@@ -115,18 +135,26 @@ class Harness:
 
     def _execute(self, plan: StepPlan) -> torch.Tensor:
         logits = self.started.runner.run(plan)
-        for row, sequence in enumerate(self.core.scheduler.planned_sequences(plan)):
-            key = (sequence.request_id, sequence.num_output)
-            self._kept[key] = logits[row].clone().view(torch.int32)
+        if not self.keeps_logits:
+            return logits
+        row = 0
+        for sequence in self.core.scheduler.planned_sequences():
+            for place in range(1 + len(sequence.drafts)):
+                key = (sequence.request_id, sequence.num_output + place)
+                self._kept[key] = logits[row].clone().view(torch.int32)
+                row += 1
         return logits
 
     def _record(self, result: Result, output: SequenceOutput) -> None:
         assert result.finish_reason is None, f"{output.request_id} went on after its end"
         for token in output.token_ids:
-            result.logits.append(self._kept[output.request_id, len(result.tokens)])
+            if self.keeps_logits:
+                result.logits.append(self._kept[output.request_id, len(result.tokens)])
             result.tokens.append(token)
         result.logprobs.extend(output.logprobs or [])
         result.num_cached_tokens = output.num_cached_tokens
+        result.num_accepted += output.num_accepted
+        result.ended_in_run = len(output.token_ids) == output.num_accepted > 0
         result.finish_reason, result.error = output.finish_reason, output.error
 
     def _check_clean(self) -> None:

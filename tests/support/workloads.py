@@ -24,6 +24,15 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
+def circling(num: int, max_tokens: int = 60) -> list[Submit]:
+    """Requests whose answers have three words and so go round in circles: prompt lookup follows them."""
+    few = {"logit_bias": {5: 9.0, 6: 9.0, 7: 9.0}, "max_tokens": max_tokens, "ignore_eos": True}
+    return [
+        submit(f"circle{n}", range(3 + n, 30), temperature=0.2 * (n % 2), seed=n, logprobs=n % 3, **few)
+        for n in range(num)
+    ]
+
+
 def requests(num: int, vocabulary: int, *, max_tokens: int = 12, seed: int = 0) -> list[Submit]:
     """`num` requests with prompts of `LENGTHS` in turn; every third shares a prefix with another."""
     chance = random.Random(seed)

@@ -23,6 +23,7 @@ from firstlight.base.config import (
     ModelSection,
     ServerSection,
 )
+from firstlight.base.draft_profile import parse_profile
 from firstlight.base.errors import UsageError, why_unreadable
 from firstlight.base.settings import ALL_SETTINGS, SECTIONS, Setting
 
@@ -208,6 +209,10 @@ def check_engine(engine: EngineSection) -> None:
             f"{MIN_MODEL_LEN - 1} tokens and makes one.",
             f"Use {MIN_MODEL_LEN} or more, or leave it out.",
         )
+    if engine.draft_acceptance is not None:
+        parse_profile(engine.draft_acceptance)
+        if engine.drafter is None:
+            raise UsageError("--draft-acceptance accepts drafts, but nothing drafts.", "Add --drafter ngram.")
     if engine.max_batched_tokens < engine.max_num_seqs:
         raise UsageError(
             f"--max-batched-tokens {engine.max_batched_tokens} is less than --max-num-seqs "

@@ -141,6 +141,33 @@ ENGINE_SETTINGS = (
         "Seconds a rank waits for the others before it gives up.",
         minimum=1,
     ),
+    _engine(
+        "drafter",
+        "drafter",
+        "Guesses next tokens, so that one step verifies several; the answers stay the same. ngram: from the "
+        "text so far.",
+    ),
+    _engine(
+        "draft-tokens",
+        "draft_tokens",
+        "Drafts of a sequence that one step verifies, at most.",
+        minimum=1,
+        maximum=16,
+    ),
+    _engine("draft-adapt", "draft_adapt", "Draft as much as pays, down to nothing; otherwise always all."),
+    _engine(
+        "draft-verification",
+        "draft_verification",
+        "keyed: a draft counts if the model chooses it, so drafts change no token. rejection: classic "
+        "rejection sampling, which keeps the distribution alone.",
+        choices=("keyed", "rejection"),
+    ),
+    _engine(
+        "draft-acceptance",
+        "draft_acceptance",
+        "For measuring: accept drafts by these shares (0.8,0.6), whatever the model says. Answers are not "
+        "its own then.",
+    ),
 )
 
 SERVER_SETTINGS = (

@@ -29,6 +29,10 @@ VALUE_FLAGS = frozenset(
         "cpu-kernels",
         "cors-origin",
         "device",
+        "draft-acceptance",
+        "draft-tokens",
+        "draft-verification",
+        "drafter",
         "drain",
         "dtype",
         "host",
@@ -60,7 +64,7 @@ VALUE_FLAGS = frozenset(
         "uds",
     }
 )
-SWITCHES = frozenset({"debug", "prefix-cache", "no-prefix-cache"})
+SWITCHES = frozenset({"debug", "draft-adapt", "no-draft-adapt", "prefix-cache", "no-prefix-cache"})
 _TEXTS = ("host", "uds", "tls-cert", "tls-key")
 _early: Early | None = None
 

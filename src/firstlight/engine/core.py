@@ -6,7 +6,7 @@ request ends with exactly one output that has a finish reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from firstlight.base.blackbox.events import STEP
 from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.recorder import NoBox, Recorder
+from firstlight.engine.choosing import choose
 from firstlight.engine.messages import (
     Abort,
     Drain,
@@ -26,6 +27,7 @@ from firstlight.engine.messages import (
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.sampler import Sampler
 from firstlight.engine.scheduler import Scheduler
+from firstlight.engine.speculation.speculation import Speculation
 from firstlight.ops.selection import Selection
 
 Execute = Callable[[StepPlan], torch.Tensor]
@@ -34,7 +36,8 @@ Execute = Callable[[StepPlan], torch.Tensor]
 class EngineCore:
     """`execute` runs a plan on all ranks and returns the logits [L, V] of the sampled entries.
 
-    Each step is written to `recorder`: its number when it ended, and the queue.
+    Each step is written to `recorder`: its number when it ended, and the queue. With `speculation`, steps
+    carry drafts once it was told to begin.
     """
 
     def __init__(
@@ -43,10 +46,12 @@ class EngineCore:
         execute: Execute,
         recorder: Recorder | None = None,
         selection: Selection | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._execute = execute
         self._sampler = Sampler(selection)
+        self.speculation = speculation
         self._recorder = recorder or NoBox()
         self._events = self._recorder.ring("steps")
         self._step_name = self._recorder.name(STEP)
@@ -54,6 +59,11 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
+
+    def begin(self, times_s: Mapping[int, float]) -> None:
+        """What runs from now on is users': drafts may be made. `times_s`: of steps by their rows."""
+        if self.speculation is not None:
+            self.speculation.begin(times_s)
 
     def handle(self, message: ToEngine) -> None:
         """Takes one message; its consequences are in the outputs of the next `step`."""
@@ -68,6 +78,8 @@ class EngineCore:
     def step(self) -> StepOutputs | None:
         """Runs one step if there is work. None: nothing ran and nothing ended."""
         started_s = perf_counter()
+        if self.speculation is not None:
+            self.speculation.propose(self.scheduler.decoding_sequences())
         plan = self.scheduler.plan()
         outputs = self.scheduler.take_finished()
         if plan is None and not outputs:
@@ -78,6 +90,10 @@ class EngineCore:
             outputs += self._run(plan)
             stats = self.scheduler.stats()
             stats.step_s = perf_counter() - started_s
+            if self.speculation is not None:
+                stats.drafts = self.speculation.counts
+                if len(plan.samples) == plan.num_tokens:
+                    self.speculation.record_time(plan.num_tokens, stats.step_s)
         self._record(stats)
         return StepOutputs(outputs, stats)
 
@@ -94,8 +110,15 @@ class EngineCore:
 
     def _run(self, plan: StepPlan) -> list[SequenceOutput]:
         logits = self._execute(plan)
+        speculation = self.speculation
+        if speculation is not None:
+            speculation.observe(plan, self.scheduler.running_sequences())
         if not plan.samples:
             return self.scheduler.apply(plan, [])
-        sampled = self._sampler.sample(logits, self.scheduler.planned_sequences(plan))
-        logprobs = {plan.samples[row]: value for row, value in sampled.logprobs.items()}
-        return self.scheduler.apply(plan, sampled.tokens, logprobs)
+        sequences = self.scheduler.planned_sequences()
+        rule = None if speculation is None else speculation.rule
+        chosen = choose(self._sampler, logits, sequences, rule)
+        outputs = self.scheduler.apply(plan, chosen.runs, chosen.logprobs)
+        if speculation is not None:
+            speculation.record(sequences, outputs)
+        return outputs

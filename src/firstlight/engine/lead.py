@@ -48,6 +48,7 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         report("self-test", 1, 1, "tokens")
         description = started.checkpoint.description
         times_s = measure_step_times(core, description.vocab_size)
+        core.begin(times_s)
         started.report["step_ms"] = {str(rows): round(1e3 * seconds, 3) for rows, seconds in times_s.items()}
         (run_dir / REPORT_FILE).write_bytes(msgspec.json.encode(started.report))
         give_back_heap()

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import ResourceError
+from firstlight.engine.scheduler import MAX_DRAFT_ROWS
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.memory import BudgetRequest, MemoryBudget, compute_budget, kv_bytes_per_token
 from firstlight.models.declare import Declaration
@@ -113,7 +114,8 @@ def _workspace_bytes(section: EngineSection, needs: Needs) -> int:
     description = needs.description
     width = 8 * description.hidden_size + 3 * description.intermediate_size
     activations = section.max_batched_tokens * width * 4
-    logits = 4 * section.max_num_seqs * description.vocab_size * 4
+    most = section.max_num_seqs if section.drafter is None else max(section.max_num_seqs, MAX_DRAFT_ROWS)
+    logits = 4 * most * description.vocab_size * 4
     # A history is padded to at most twice its length.
     most_scores = section.max_batched_tokens * description.num_heads * 2 * description.max_position
     scores = min(MAX_KEPT_SCORES, most_scores) * BYTES_PER_SCORE

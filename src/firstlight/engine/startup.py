@@ -7,7 +7,7 @@ bytes resident while weights arrive. Invariant: `start` returns only after a tok
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from firstlight.engine.replay import EagerReplay, RecordedReplay, Replay
 from firstlight.engine.runner import ModelRunner, PageTables
 from firstlight.engine.scheduler import Scheduler
 from firstlight.engine.sizes import Needs, Sizes, allows_two_layouts, resolve_sizes
+from firstlight.engine.speculation.make import make_speculation
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.facts.machine import inspect_machine
 from firstlight.loading.fit import require_fit
@@ -70,13 +71,21 @@ class Started:
         """The engine of rank 0 over `execute`, which runs a plan on all ranks."""
         end_ids = self.checkpoint.description.eos_token_ids
         scheduler = Scheduler(self.section, self.num_pages, end_ids)
-        return EngineCore(scheduler, execute, recorder, self.selection)
+        return EngineCore(scheduler, execute, recorder, self.selection, make_speculation(self.section))
 
 
 def start(
-    checkpoint: Checkpoint, dtype: str, section: EngineSection, group: Group, report: Report
+    checkpoint: Checkpoint,
+    dtype: str,
+    section: EngineSection,
+    group: Group,
+    report: Report,
+    capture: Sequence[int] = (),
 ) -> Started:
-    """Declares, sizes, loads. `dtype` as in `ModelSection`. Raises `FirstlightError`s that say what to do."""
+    """Declares, sizes, loads. `dtype` as in `ModelSection`. Raises `FirstlightError`s that say what to do.
+
+    `capture`: layers whose states every step leaves in `Started.runner.states`; see `Decoder.capture`.
+    """
     started_s = time.monotonic()
     require_fit(checkpoint, section)
     report("device")
@@ -95,6 +104,8 @@ def start(
     loaded = _load(checkpoint, declare, report)
     pool = _make_pool(description.num_layers, sizes, shape, ops, report)
     runner = _runner(decoder, ops, pool, sizes.section, group)
+    if capture:
+        runner.capture(decoder, capture)
     summary = _summary(checkpoint, ops, sizes, loaded)
     summary |= {"threads": num_threads, "start_s": round(time.monotonic() - started_s, 3)}
     selection = NativeSelection(ops.pool) if isinstance(ops, NativeBackend) else TorchSelection()
@@ -223,6 +234,18 @@ def _available_bytes(ops: Backend) -> int:
     return inspect_machine(with_gpus=False).memory_available_bytes
 
 
+def _drafting(section: EngineSection) -> str:
+    if section.drafter is None:
+        return "none"
+    how = "as many as pay, at most" if section.draft_adapt else "always"
+    words = (
+        f"{section.drafter}: {how} {section.draft_tokens} drafts, {section.draft_verification} verification"
+    )
+    if section.draft_acceptance is not None:
+        words += f"; accepted by the profile {section.draft_acceptance}: answers are not the model's"
+    return words
+
+
 def _summary(checkpoint: Checkpoint, ops: Backend, sizes: Sizes, loaded: LoadReport) -> dict[str, Any]:
     description = checkpoint.description
     return {
@@ -238,6 +261,7 @@ def _summary(checkpoint: Checkpoint, ops: Backend, sizes: Sizes, loaded: LoadRep
         "max_num_seqs": sizes.section.max_num_seqs,
         "max_batched_tokens": sizes.section.max_batched_tokens,
         "kv_tokens": (sizes.num_pages - 1) * sizes.section.page_size_tokens,
+        "drafter": _drafting(sizes.section),
         "weights_read_bytes": loaded.read_bytes,
         "weights_s": round(loaded.seconds, 3),
     }

@@ -14,24 +14,26 @@ from firstlight.engine.messages import Abort, Submit
 from firstlight.engine.params import SamplingParams
 
 ROWS = (1, 2, 4, 8, 16)
+MORE_ROWS = (32, 64)  # of engines that draft: a few drafts each for several sequences
 BUDGET_S = 1.0  # a large model's start shall not wait for its longer steps
 _STEPS = 2  # of each size; the quicker one counts
 _STRIDE = 7919
-_LONGEST = 1 + _STEPS * len(ROWS)  # tokens of the sequence that is there from the beginning
 
 
 def measure_step_times(core: EngineCore, vocab_size: int) -> dict[int, float]:
     """Seconds of a decode step by its number of rows, from 1 on.
 
-    It ends at 16, at what the engine can run at once, or when the time is up. Sizes between those that were
-    run are interpolated.
+    It ends at 16 (64 where there is a drafter), at what the engine can run at once, or when the time is up.
+    Sizes between those that were run are interpolated.
     """
     until_s = time.monotonic() + BUDGET_S
-    most = core.scheduler.most_running(1 + _LONGEST)
-    params = SamplingParams(temperature=0.0, max_tokens=_LONGEST, seed=0, ignore_eos=True)
+    sizes = ROWS if core.speculation is None else ROWS + MORE_ROWS
+    longest = 1 + _STEPS * len(sizes)  # tokens of the sequence that is there from the beginning
+    most = core.scheduler.most_running(1 + longest)
+    params = SamplingParams(temperature=0.0, max_tokens=longest, seed=0, ignore_eos=True)
     names: list[str] = []
     measured: dict[int, float] = {}
-    for size in itertools.takewhile(lambda rows: rows <= most, ROWS):
+    for size in itertools.takewhile(lambda rows: rows <= most, sizes):
         while len(names) < size:
             token = _STRIDE * (len(names) + 1) % vocab_size  # different ones, so that experts differ too
             names.append(f"step-time-{len(names)}")

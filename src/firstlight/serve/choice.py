@@ -58,13 +58,17 @@ class Choice:
         self._kept: list[tuple[int, TokenLogprobs | None, int]] = []
         self.num_tokens = 0
         self.num_cached_tokens = 0
+        self.num_drafted = self.num_accepted = 0
         self.is_finished = False
 
     def push(self, output: SequenceOutput) -> Delta:
         """Takes new tokens of the engine. When a stop string ends the choice, the caller aborts it."""
         delta = Delta()
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        num_before = self.num_tokens
         delta.text = self._take(output)
+        self.num_drafted += output.num_drafted
+        self.num_accepted += min(output.num_accepted, self.num_tokens - num_before)
         match = self._matcher.match
         if match is None and output.finish_reason is not None:
             delta.text += self._end()

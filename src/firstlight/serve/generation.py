@@ -21,7 +21,7 @@ from firstlight.engine.messages import (
 from firstlight.engine.params import SamplingParams
 from firstlight.serve.choice import Choice, Delta, TextOptions
 from firstlight.serve.errors import engine_error
-from firstlight.serve.replies import PromptDetails, Usage
+from firstlight.serve.replies import CompletionDetails, PromptDetails, Usage
 from firstlight.serve.sampling import of_answer
 from firstlight.serve.server import Server
 
@@ -112,7 +112,9 @@ class Generation:
         """Tokens so far; a prompt counts once, however many answers it has."""
         completion_tokens = sum(choice.num_tokens for choice in self.choices)
         cached = sum(choice.num_cached_tokens for choice in self.choices[:: self._job.num_answers])
-        return _usage(self._job, completion_tokens, cached)
+        accepted = sum(choice.num_accepted for choice in self.choices)
+        rejected = sum(choice.num_drafted for choice in self.choices) - accepted
+        return _usage(self._job, completion_tokens, cached, CompletionDetails(accepted, rejected))
 
 
 class NoGeneration:
@@ -143,10 +145,10 @@ class NoGeneration:
 
     def usage(self) -> Usage:
         """Only the prompts."""
-        return _usage(self._job, 0, 0)
+        return _usage(self._job, 0, 0, CompletionDetails())
 
 
-def _usage(job: Job, completion_tokens: int, cached_tokens: int) -> Usage:
+def _usage(job: Job, completion_tokens: int, cached_tokens: int, details: CompletionDetails) -> Usage:
     prompt_tokens = sum(map(len, job.prompts))
     total = prompt_tokens + completion_tokens
-    return Usage(prompt_tokens, completion_tokens, total, PromptDetails(cached_tokens))
+    return Usage(prompt_tokens, completion_tokens, total, PromptDetails(cached_tokens), details)

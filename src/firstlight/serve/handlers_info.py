@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 import firstlight
+from firstlight.engine.messages import EngineStats
+from firstlight.engine.speculation.counts import figures
 from firstlight.serve import replies
 from firstlight.serve.server import Server
 
@@ -43,5 +45,12 @@ def server_info(server: Server) -> dict[str, Any]:
         "vocab_size": server.ready.vocab_size,
         "has_chat_template": server.text.has_chat_template,
         "startup_report": server.ready.report,
-        "engine": msgspec.structs.asdict(server.client.stats),
+        "engine": _stats(server.client.stats),
     }
+
+
+def _stats(stats: EngineStats) -> dict[str, Any]:
+    """By name; the drafts with the figures that follow from their counts."""
+    values = msgspec.structs.asdict(stats)
+    values["drafts"] = None if stats.drafts is None else figures(stats.drafts)
+    return values

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from firstlight.engine.messages import EngineStats, SequenceOutput
+from firstlight.serve.draft_metrics import families
 from firstlight.serve.histogram import Histogram
 
 _LATENCY_BOUNDS = (
@@ -148,6 +149,7 @@ class Metrics(Collector):
             yield histogram.family()
         yield self._step_tokens.family()
         yield self._step_sequences.family()
+        yield from families(self._stats.drafts)
 
 
 def _latency(name: str, description: str) -> Histogram:

@@ -26,6 +26,13 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionDetails(msgspec.Struct):
+    """Tokens that a drafter had guessed: those of the answer, and those that the model did not choose."""
+
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
 class Usage(msgspec.Struct):
     """Tokens of a request."""
 
@@ -33,6 +40,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
 
 class TopLogprob(msgspec.Struct):

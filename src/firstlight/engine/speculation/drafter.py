@@ -1,0 +1,41 @@
+"""The seam behind which drafters stand: what the engine asks of one, whatever it is.
+
+Implemented by the files beside this one, called by `Speculation`. Invariant: a drafter may propose anything;
+it is never trusted, only verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from typing import Protocol
+
+from firstlight.engine.plan import StepPlan
+from firstlight.engine.request import Sequence
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of sequences. It lives on rank 0 alone.
+
+    What it keeps of a sequence goes into `memory_of(sequence).own`, and so ends with the sequence.
+    """
+
+    @property
+    def name(self) -> str:
+        """In /metrics, in /server_info and in the log."""
+        ...
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers whose captured states it needs; with none, it is not told of steps."""
+        ...
+
+    def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
+        """A step of these sequences has run, and its states are there; its tokens are not yet chosen."""
+        ...
+
+    def propose(self, sequences: Rows[Sequence], num: int) -> list[list[int]]:
+        """At most `num` drafts for each sequence, whose next step makes a token; none where it knows none.
+
+        A draft is the guess of the token after `sequence.tokens` and the drafts before it.
+        """
+        ...

@@ -1,0 +1,52 @@
+"""Acceptance in figures, and acceptance by a given profile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from firstlight.base.draft_profile import parse_profile
+from firstlight.base.errors import UsageError
+from firstlight.engine.messages import Submit
+from firstlight.engine.params import SamplingParams
+from firstlight.engine.request import Sequence
+from firstlight.engine.speculation.counts import DraftCounts, figures
+from firstlight.engine.speculation.synthetic import Synthetic
+
+NO_LOGITS = torch.empty(0)
+
+
+def test_the_figures_follow_from_the_counts() -> None:
+    counts = DraftCounts("ngram", 3)
+    for num_drafted, num_accepted in ((3, 3), (3, 1), (2, 0), (0, 0), (0, 0)):
+        counts.record(num_drafted, num_accepted)
+    said = figures(counts)
+    assert (said["drafter"], said["draft_tokens"]) == ("ngram", 3)
+    assert said["acceptance_length"] == pytest.approx((4 + 2 + 1) / 3, abs=1e-4)
+    assert said["tokens_per_step"] == pytest.approx((4 + 2 + 1 + 2) / 5)
+    assert said["accepted_per_drafted"] == 0.5
+    assert said["acceptance_by_place"] == [0.6667, 0.3333, 0.5]
+    assert said["conditional_acceptance_by_place"] == [0.6667, 0.5, 1.0]
+    counts.forget()
+    assert figures(counts)["acceptance_length"] is None
+
+
+def test_a_forced_profile_is_met_and_decides_the_same_again() -> None:
+    sequence = Sequence(Submit("r", [1, 2, 3], SamplingParams(seed=5)), 0, frozenset(), 10**6)
+    synthetic = Synthetic((0.8, 0.25))
+    forced = [0, 0, 0]
+    num = 4000
+    for _ in range(num):
+        sequence.tokens.append(1)
+        sequence.drafts = [10, 11, 12]
+        taken = [synthetic.token(sequence, place, 11, NO_LOGITS) == 10 + place for place in range(3)]
+        assert taken == [synthetic.token(sequence, place, 11, NO_LOGITS) == 10 + place for place in range(3)]
+        forced = [count + one for count, one in zip(forced, taken, strict=True)]
+    assert [count / num for count in forced] == pytest.approx([0.8, 0.25, 0.25], abs=0.03)
+    assert synthetic.token(sequence, 3, 11, NO_LOGITS) == 11
+
+
+@pytest.mark.parametrize("text", ["", "a,b", "0.5,1.5", "-1", "nan"])
+def test_a_profile_of_other_things_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="draft-acceptance"):
+        parse_profile(text)

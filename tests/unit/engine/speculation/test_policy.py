@@ -1,0 +1,89 @@
+"""How many drafts are made: by gain, and never for long where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from firstlight.engine.speculation.memory import LONGEST_PAUSE, MAX_MISSES, SHORTEST_PAUSE, DraftMemory
+from firstlight.engine.speculation.policy import STEPS_BETWEEN_LOOKS, Policy, StepTimes
+
+FLAT = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0}
+STEEP = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}
+
+
+def policy_of(times_s: dict[int, float], accepted: int, most: int = 4) -> Policy:
+    """After many verifications of four drafts with so many accepted."""
+    policy = Policy(most)
+    policy.begin(times_s)
+    for _ in range(500):
+        policy.acceptance.record(4, accepted)
+        policy.acceptance.record_coverage(1, 1)
+    return policy
+
+
+def test_before_it_begins_and_where_it_may_not_choose() -> None:
+    policy = Policy(3)
+    assert policy.choose(1) == 0
+    fixed = Policy(3, adapts=False)
+    assert fixed.choose(1) == 0
+    fixed.begin(STEEP)
+    assert [fixed.choose(number) for number in (1, 50)] == [3, 3]
+    assert fixed.reason == "--no-draft-adapt"
+
+
+@pytest.mark.parametrize(("times_s", "accepted", "expected"), [(FLAT, 4, 4), (FLAT, 2, 2), (STEEP, 4, 0)])
+def test_as_many_as_pay(times_s: dict[int, float], accepted: int, expected: int) -> None:
+    policy = policy_of(times_s, accepted)
+    assert policy.choose(1) == expected
+    assert policy.reason.startswith(f"{expected or 'none'} ")
+
+
+def test_a_batch_that_fills_the_machine_gets_fewer() -> None:
+    times_s = {rows: max(1.0, rows / 8) for rows in (1, 2, 4, 8, 16, 32, 64)}
+    policy = policy_of(times_s, 3)
+    chosen = [policy.choose(number) for number in (1, 2, 4, 8, 16)]
+    assert chosen[0] == 3
+    assert chosen == sorted(chosen, reverse=True)
+    assert chosen[-1] == 0
+
+
+def test_while_nothing_pays_a_look_is_taken_now_and_then() -> None:
+    policy = policy_of(FLAT, 0)
+    chosen = [policy.choose(1) for _ in range(3 * STEPS_BETWEEN_LOOKS)]
+    assert chosen.count(0) == len(chosen) - 3
+    for _ in range(100):
+        policy.acceptance.record(2, 2)
+    assert policy.choose(1) > 0
+
+
+def test_a_slow_drafter_is_not_asked() -> None:
+    policy = policy_of(FLAT, 4)
+    for num in range(1, 5):
+        policy.record_draft_time(num, 5.0)
+    assert policy.choose(1) == 0
+
+
+def test_step_times_are_lines_between_what_is_known_and_follow_what_comes() -> None:
+    times = StepTimes({1: 1.0, 4: 2.5, 8: 3.5})
+    assert [times.of(rows) for rows in (1, 2, 4, 6, 16)] == pytest.approx([1.0, 1.5, 2.5, 3.0, 5.5])
+    for _ in range(200):
+        times.record(4, 3.0)
+    assert times.of(4) == pytest.approx(3.0)
+    times.record(4, 1000.0)
+    assert times.of(4) < 4.0
+    times.record(5, 3.2)
+    assert times.of(5) == pytest.approx(3.56)
+
+
+def test_a_sequence_whose_drafts_are_wrong_is_left_alone_for_a_while() -> None:
+    memory = DraftMemory()
+    for _ in range(MAX_MISSES):
+        memory.record(0, 100)
+    assert memory.resume_at == 100 + SHORTEST_PAUSE
+    for _ in range(10):
+        memory.record(0, 200)
+    assert memory.resume_at == 200 + LONGEST_PAUSE
+    memory.record(1, 300)
+    for _ in range(MAX_MISSES):
+        memory.record(0, 300)
+    assert memory.resume_at == 300 + SHORTEST_PAUSE
