@@ -18,6 +18,7 @@ from firstlight.cli.blackbox import blackbox
 from firstlight.cli.chat import chat
 from firstlight.cli.convert import convert
 from firstlight.cli.doctor import doctor
+from firstlight.cli.drafter import drafter_app
 from firstlight.cli.env import env
 from firstlight.cli.grammar import grammar
 from firstlight.cli.options import add_command, guarded
@@ -64,6 +65,7 @@ add_command(app, blackbox)
 add_command(app, doctor)
 add_command(app, grammar)
 app.add_typer(bench_app, name="bench")
+app.add_typer(drafter_app, name="drafter")
 
 
 def main() -> None:
