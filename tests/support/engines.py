@@ -106,7 +106,7 @@ class Harness:
     def last_logits_of(self, tokens: list[int]) -> torch.Tensor:
         """Logits [V] after the last token, with all tokens in one chunk, as a prompt runs."""
         num = len(tokens)
-        plan = StepPlan(0, [0], [0], [num], tokens, [0], [self._first_pages(num)])
+        plan = StepPlan(0, [0], [0], [num], tokens, [num - 1], [self._first_pages(num)])
         return self.started.runner.run(plan)[0].clone()
 
     def _first_pages(self, num_tokens: int) -> tuple[int, int, list[int]]:
@@ -115,9 +115,12 @@ class Harness:
 
     def _execute(self, plan: StepPlan) -> torch.Tensor:
         logits = self.started.runner.run(plan)
-        for row, sequence in enumerate(self.core.scheduler.planned_sequences(plan)):
-            key = (sequence.request_id, sequence.num_output)
-            self._kept[key] = logits[row].clone().view(torch.int32)
+        row = 0
+        for sequence in self.core.scheduler.planned_sequences():
+            for place in range(1 + len(sequence.drafts)):
+                key = (sequence.request_id, sequence.num_output + place)
+                self._kept[key] = logits[row].clone().view(torch.int32)
+                row += 1
         return logits
 
     def _record(self, result: Result, output: SequenceOutput) -> None:

@@ -62,8 +62,8 @@ class Driver:
         sequences = list(self.scheduler._planned)
         ran = {sequence.request_id: num for sequence, num in zip(sequences, plan.counts, strict=True)}
         self._check(plan, sequences)
-        tokens = [self.choose(sequence) for sequence in self.scheduler.planned_sequences(plan)]
-        self._take(self.scheduler.apply(plan, tokens))
+        runs = [[self.choose(sequence)] for sequence in self.scheduler.planned_sequences()]
+        self._take(self.scheduler.apply(plan, runs))
         self.scheduler.prefix.check()
         return ran
 
@@ -113,7 +113,7 @@ class Driver:
             assert sequence.slot == plan.slots[index] != NO_SLOT
             assert start == sequence.num_computed
             assert plan.tokens[offset : offset + num] == sequence.tokens[start : start + num]
-            assert (index in plan.samples) == (start + num == len(sequence.tokens))
+            assert (offset + num - 1 in plan.samples) == (start + num == len(sequence.tokens))
             assert len(sequence.pages) * PAGE >= start + num, "a planned token without a page"
             assert self._slots[sequence.slot][: len(sequence.pages)] == sequence.pages, (
                 "ranks see other pages"

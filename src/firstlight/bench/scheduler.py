@@ -60,7 +60,7 @@ def _measure(num_running: int, num_waiting: int, num_steps: int) -> QueuePoint:
         plan = scheduler.plan()
         assert plan is not None
         planned_s = perf_counter()
-        scheduler.apply(plan, [5] * len(plan.samples))
+        scheduler.apply(plan, [[5]] * len(plan.samples))
         scheduler.stats()
         applied_s = perf_counter()
         if len(plan.samples) == num_running == plan.num_tokens:

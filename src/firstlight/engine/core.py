@@ -14,6 +14,7 @@ import torch
 from firstlight.base.blackbox.events import STEP
 from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.recorder import NoBox, Recorder
+from firstlight.engine.choosing import choose
 from firstlight.engine.messages import (
     Abort,
     Drain,
@@ -26,6 +27,7 @@ from firstlight.engine.messages import (
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.sampler import Sampler
 from firstlight.engine.scheduler import Scheduler
+from firstlight.engine.speculation.speculation import Speculation
 from firstlight.ops.selection import Selection
 
 Execute = Callable[[StepPlan], torch.Tensor]
@@ -34,7 +36,8 @@ Execute = Callable[[StepPlan], torch.Tensor]
 class EngineCore:
     """`execute` runs a plan on all ranks and returns the logits [L, V] of the sampled entries.
 
-    Each step is written to `recorder`: its number when it ended, and the queue.
+    Each step is written to `recorder`: its number when it ended, and the queue. With `speculation`, steps
+    carry drafts once it was told to begin.
     """
 
     def __init__(
@@ -43,10 +46,12 @@ class EngineCore:
         execute: Execute,
         recorder: Recorder | None = None,
         selection: Selection | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._execute = execute
         self._sampler = Sampler(selection)
+        self.speculation = speculation
         self._recorder = recorder or NoBox()
         self._events = self._recorder.ring("steps")
         self._step_name = self._recorder.name(STEP)
@@ -68,6 +73,8 @@ class EngineCore:
     def step(self) -> StepOutputs | None:
         """Runs one step if there is work. None: nothing ran and nothing ended."""
         started_s = perf_counter()
+        if self.speculation is not None:
+            self.speculation.propose(self.scheduler.decoding_sequences())
         plan = self.scheduler.plan()
         outputs = self.scheduler.take_finished()
         if plan is None and not outputs:
@@ -78,6 +85,10 @@ class EngineCore:
             outputs += self._run(plan)
             stats = self.scheduler.stats()
             stats.step_s = perf_counter() - started_s
+            if self.speculation is not None:
+                stats.drafts = self.speculation.counts
+                if len(plan.samples) == plan.num_tokens:
+                    self.speculation.record_time(plan.num_tokens, stats.step_s)
         self._record(stats)
         return StepOutputs(outputs, stats)
 
@@ -96,6 +107,11 @@ class EngineCore:
         logits = self._execute(plan)
         if not plan.samples:
             return self.scheduler.apply(plan, [])
-        sampled = self._sampler.sample(logits, self.scheduler.planned_sequences(plan))
-        logprobs = {plan.samples[row]: value for row, value in sampled.logprobs.items()}
-        return self.scheduler.apply(plan, sampled.tokens, logprobs)
+        sequences = self.scheduler.planned_sequences()
+        speculation = self.speculation
+        synthetic = None if speculation is None else speculation.synthetic
+        chosen = choose(self._sampler, logits, sequences, synthetic)
+        outputs = self.scheduler.apply(plan, chosen.runs, chosen.logprobs)
+        if speculation is not None:
+            speculation.record(sequences, outputs)
+        return outputs

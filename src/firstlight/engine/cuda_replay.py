@@ -41,6 +41,11 @@ class Recorded:
         # A padded row sees position 0 alone: a row that sees nothing would be NaN.
         target.mask_B1CL[source.mask_B1CL.shape[0] :, :, :, 0] = True
 
+    def hand_out(self, batch: ForwardBatch) -> None:
+        """Copies the captured states, if there are any, into a step that was loaded and replayed."""
+        if batch.states_TCH is not None and self.inputs.states_TCH is not None:
+            batch.states_TCH.copy_(self.inputs.states_TCH[: len(batch.states_TCH)])
+
 
 class CudaGraphReplay:
     """See the module, and `replay.Replay`. Graphs are recorded when their shape first comes."""
@@ -61,7 +66,9 @@ class CudaGraphReplay:
             self._recorded[key] = Recorded(inputs, self._record(lambda: self._model(inputs)))
         recorded = self._recorded[key]
         recorded.load(batch)
-        return recorded.replay()[:num_rows]
+        logits = recorded.replay()[:num_rows]
+        recorded.hand_out(batch)
+        return logits
 
 
 def record_graph(run: Callable[[], torch.Tensor]) -> Replayed:
@@ -109,7 +116,12 @@ def _padded(batch: ForwardBatch, num_rows: int, length: int) -> ForwardBatch:
         attention=[attention],
         keys=batch.keys,
         values=batch.values,
+        states_TCH=None if batch.states_TCH is None else _room(batch.states_TCH, num_rows),
     )
+
+
+def _room(states_TCH: torch.Tensor, num_rows: int) -> torch.Tensor:  # noqa: N803 - shape suffix
+    return states_TCH.new_zeros(num_rows, *states_TCH.shape[1:])
 
 
 def _put(target: torch.Tensor, source: torch.Tensor) -> None:

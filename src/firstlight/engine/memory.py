@@ -89,6 +89,21 @@ class SequenceMemory:
             sequence.node = node
             sequence.num_registered = index + 1
 
+    def has_spare_pages(self, sequence: Sequence, num_drafts: int, reserved: int) -> bool:
+        """Whether drafts behind its tokens have pages, or get them beside `reserved` that others may need."""
+        missing = self.pages_for(len(sequence.tokens) + num_drafts) - len(sequence.pages)
+        return missing <= 0 or missing + reserved <= self.prefix.num_available
+
+    def settle(self, sequence: Sequence, num_accepted: int) -> None:
+        """Drafts were verified: accepted ones are computed, and the others leave no page."""
+        sequence.num_computed += num_accepted
+        if sequence.num_computed // self.page_size_tokens > sequence.num_registered:
+            self.register(sequence)
+        kept = self.pages_for(sequence.num_computed)
+        if len(sequence.pages) > kept:
+            self.prefix.release(sequence.pages[kept:])
+            del sequence.pages[kept:]
+
     def release(self, sequence: Sequence) -> None:
         self.prefix.release(sequence.pages)
         sequence.pages = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from firstlight.engine.params import SamplingParams
+from firstlight.engine.speculation.counts import DraftCounts
 
 # Sockets in the run directory (ipc://RUN_DIR/NAME): the engine binds both.
 REQUESTS_SOCKET = "requests.sock"
@@ -66,6 +67,8 @@ class SequenceOutput(msgspec.Struct, array_like=True):
     stop_token_id: int | None = None  # the token that ended it; it is the last of `token_ids`
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     error: str | None = None
+    num_drafted: int = 0  # drafts that the step verified
+    num_accepted: int = 0  # of `token_ids`, how many had been drafted
 
 
 class EngineStats(msgspec.Struct, array_like=True):
@@ -83,6 +86,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     step_s: float = 0.0  # the last step
     step_tokens: int = 0
     step_sequences: int = 0
+    drafts: DraftCounts | None = None  # where there is a drafter
 
 
 class StepOutputs(msgspec.Struct, tag="step"):

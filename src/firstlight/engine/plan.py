@@ -1,6 +1,6 @@
 """What one step runs, and what came of it: the only things that cross from the scheduler to the ranks.
 
-Prefill, chunk, decode and (later) draft verification are one thing here: `counts[i]` tokens of a sequence
+Prefill, chunk, decode and the verification of drafts are one thing here: `counts[i]` tokens of a sequence
 from position `starts[i]` on. Rank 0 makes the plan and sends it to the other ranks, so ranks cannot diverge.
 Torch-free. Invariant: `sum(counts) == len(tokens)`, and every page that a token needs was announced in
 `pages` of this plan or an earlier one.
@@ -19,7 +19,7 @@ class StepPlan(msgspec.Struct, array_like=True):
     starts: list[int]  # position of the first token
     counts: list[int]  # how many tokens
     tokens: list[int]
-    samples: list[int]  # entries whose last token's logits are wanted, ascending
+    samples: list[int]  # rows (places in `tokens`) whose logits are wanted, ascending
     # (slot, index of the first page in the sequence, page ids): changes of the page tables, applied first.
     pages: list[tuple[int, int, list[int]]]
 

@@ -7,6 +7,7 @@ sizes. Invariant: a replay gives what the eager pass gives.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -28,7 +29,7 @@ class Replay(Protocol):
     """Owns the model of a rank."""
 
     def run(self, batch: ForwardBatch) -> torch.Tensor:
-        """Logits [L, V]. The result may be overwritten by the next call."""
+        """Logits [L, V], and the batch's states if it has room for them. The next call may overwrite both."""
         ...
 
 
@@ -53,6 +54,7 @@ class RecordedReplay:
         self, model: Decoder, ops: NativeBackend, shape: AttentionShape, pool: KVPool, max_rows: int
     ) -> None:
         self._model, self._ops, self._shape, self._pool = model, ops, shape, pool
+        self._num_states = 0
         self._max_rows = max_rows
         self._tape: NativeTape | None = None
         self._recorder: Recorder = NoBox()
@@ -67,6 +69,16 @@ class RecordedReplay:
     def step(self) -> Step:
         """The last step, as the library read it."""
         return self._arrays.step
+
+    def capture(self, layers: Sequence[int]) -> None:
+        """Every step keeps these states; call before the first one. See `Decoder.capture`."""
+        self._model.capture(layers)
+        self._num_states = len(layers)
+
+    def states(self, num_rows: int) -> torch.Tensor:
+        """The captured states of the last step, float32 [T, C, H], which the next one overwrites."""
+        assert self._tape is not None, "no step has run"
+        return self._tape.states_RCH[:num_rows]
 
     @property
     def operators(self) -> list[Op]:
@@ -91,7 +103,8 @@ class RecordedReplay:
         self._arrays = StepArrays(max_rows, self._shape.head_size)
         hidden = self._model.description.hidden_size
         pool = (self._pool.keys, self._pool.values)
-        tape = NativeTape(self._ops, self._shape, pool, max_rows, hidden, self._recorder.name)
+        widths = (hidden, self._num_states)
+        tape = NativeTape(self._ops, self._shape, pool, max_rows, widths, self._recorder.name)
         self._model.record(tape)
         return tape
 

@@ -1,7 +1,8 @@
 """A sequence while it is in the engine: its tokens, its pages, how far it is computed.
 
 Made from a `Submit`, owned and mutated by the scheduler alone; the sampler reads it. Invariant:
-`num_computed <= len(tokens)`, and the pages hold the KV of the first `num_computed` tokens.
+`num_computed <= len(tokens)`, and the pages hold the KV of the first `num_computed` tokens. Drafts are no
+tokens of it until they are accepted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class Sequence:
     __slots__ = (
         "admitted",
         "arrival",
+        "draft_memory",
+        "drafts",
         "end_ids",
         "max_len",
         "node",
@@ -59,8 +62,14 @@ class Sequence:
         self.num_passed_over = 0  # times that a later one went first, whose prompt was cached
         self.num_registered = 0  # pages that the prefix cache has seen
         self.node: Node | None = None  # the cache's node of the last registered page
+        self.drafts: list[int] = []  # guesses of its next tokens, which the next step verifies
+        self.draft_memory: object = None  # what the drafter keeps of it
         penalised = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
         self.output_counts: Counter[int] | None = Counter() if penalised else None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
 
     @property
     def num_output(self) -> int:

@@ -2,12 +2,15 @@
 
 Called by `EngineCore` on rank 0 and by the follower loop on the others. Owns the page tables, one row for
 each slot, which change only by what a plan announces; so every rank has the same. Invariant: between two
-steps no tensor of a step is kept.
+steps no tensor of a step is kept but its captured states.
 
-Shapes: T tokens in the step, S sequences, P pages of the longest one, L logit rows, V vocabulary.
+Shapes: T tokens in the step, S sequences, P pages of the longest one, L logit rows, V vocabulary, C captured
+layers, H hidden.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,6 +19,7 @@ from firstlight.engine.kv import KVPool
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.replay import RecordedReplay, Replay
 from firstlight.models.batch import ForwardBatch
+from firstlight.models.decoder import Decoder
 from firstlight.ops.contract import AttentionShape, Backend, StepRows
 
 
@@ -35,6 +39,8 @@ class ModelRunner:
         self._turn_table, self._shape = turn_table, shape
         self._tables = tables
         self._turns = turn_table.cpu().numpy()
+        self._states_CH: tuple[int, int] | None = None
+        self._states_TCH: torch.Tensor | None = None
         pool.zero_null_page(tables.page_size)
 
     @property
@@ -42,14 +48,36 @@ class ModelRunner:
         """How forward passes reach the device."""
         return self._replay
 
-    def run(self, plan: StepPlan) -> torch.Tensor:
-        """Logits of the entries in `plan.samples`, float32 [L, V]; on every rank."""
-        rows = self._tables.rows(plan)
-        logit_rows = (np.array(plan.counts, dtype=np.int64).cumsum() - 1)[plan.samples]
+    def capture(self, model: Decoder, layers: Sequence[int]) -> None:
+        """From now on every step of `model`, which the replay runs, leaves its `states` of these layers."""
+        self._states_CH = (len(layers), model.description.hidden_size)
         if isinstance(self._replay, RecordedReplay):
-            return self._replay.run(plan, rows, self._turns, logit_rows)
+            self._replay.capture(layers)
+        else:
+            model.capture(layers)
+
+    @property
+    def states(self) -> torch.Tensor:
+        """The captured states of the last step's rows, float32 [T, C, H]; the next step overwrites them.
+
+        Row t belongs to `plan.tokens[t]`; place c to the c-th of the layers that were asked for.
+        """
+        assert self._states_TCH is not None, "nothing was captured"
+        return self._states_TCH
+
+    def run(self, plan: StepPlan) -> torch.Tensor:
+        """Logits of the rows in `plan.samples`, float32 [L, V]; on every rank."""
+        rows = self._tables.rows(plan)
+        logit_rows = np.array(plan.samples, dtype=np.int64)
+        if isinstance(self._replay, RecordedReplay):
+            logits = self._replay.run(plan, rows, self._turns, logit_rows)
+            if self._states_CH is not None:
+                self._states_TCH = self._replay.states(len(plan.tokens))
+            return logits
         with torch.inference_mode():
-            return self._replay.run(self._build(plan, rows, logit_rows))
+            batch = self._build(plan, rows, logit_rows)
+            self._states_TCH = batch.states_TCH
+            return self._replay.run(batch)
 
     def _build(self, plan: StepPlan, rows: StepRows, logit_rows: np.ndarray) -> ForwardBatch:
         device = self._ops.device
@@ -62,7 +90,13 @@ class ModelRunner:
             attention=self._ops.plan_attention(rows, self._shape),
             keys=self._pool.keys,
             values=self._pool.values,
+            states_TCH=self._room(len(plan.tokens)),
         )
+
+    def _room(self, num_rows: int) -> torch.Tensor | None:
+        if self._states_CH is None:
+            return None
+        return torch.empty(num_rows, *self._states_CH, device=self._ops.device)
 
 
 class PageTables:

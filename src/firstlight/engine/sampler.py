@@ -1,6 +1,6 @@
 """From logits to tokens, for all sequences of a step at once. Runs on rank 0.
 
-Called by `EngineCore` with one row of logits for each sequence that gets a token. The order is: penalties,
+Called by `engine.choosing` with one row of logits for each token that is wanted. The order is: penalties,
 logit bias, minimum length (here a grammar will mask, too), log-probabilities, temperature, top-k, top-p,
 min-p, draw. Invariant: a row's token depends on its own logits, parameters, seed and position only.
 
@@ -10,9 +10,10 @@ Shapes: L rows, V vocabulary, C candidates.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ import torch
 from firstlight.engine.messages import TokenLogprobs
 from firstlight.engine.noise import gumbel, stream_key
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.request import NO_TOKEN, Sequence
+from firstlight.engine.request import NO_TOKEN
 from firstlight.ops.selection import Selection, TorchSelection
 
 # Truncated sampling looks at this many best tokens first; only where they do not reach top-p, at all of them.
@@ -28,6 +29,28 @@ from firstlight.ops.selection import Selection, TorchSelection
 NUM_CANDIDATES = 1024
 # Below it a quotient of logits would overflow float32 and lose its order; the draw is as good as greedy here.
 MIN_TEMPERATURE = 1e-6
+
+
+class History(Protocol):
+    """What comes before the token that is chosen: a `Sequence`, or one with some of its drafts."""
+
+    @property
+    def params(self) -> SamplingParams: ...
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def num_output(self) -> int: ...
+
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+
+    @property
+    def output_counts(self) -> Counter[int] | None: ...
 
 
 @dataclass
@@ -53,15 +76,23 @@ class Sampler:
     def __init__(self, selection: Selection | None = None) -> None:
         self._selection = selection or TorchSelection()
 
-    def sample(self, logits_LV: torch.Tensor, sequences: Rows[Sequence]) -> Sampled:
+    @staticmethod
+    def takes_largest(sequences: Rows[History]) -> bool:
+        """Whether every row's token is simply its largest logit."""
+        return all(sequence.params.greedy and not needs_values(sequence) for sequence in sequences)
+
+    def largest(self, logits_LV: torch.Tensor) -> list[int]:
+        """The token of each row where `takes_largest`."""
+        return _only_numbers(*self._selection.largest(logits_LV))
+
+    def sample(self, logits_LV: torch.Tensor, sequences: Rows[History]) -> Sampled:
         """Chooses a token for each row. May change the logits in place."""
-        if all(sequence.params.greedy and not needs_values(sequence) for sequence in sequences):
-            best, tokens = self._selection.largest(logits_LV)
-            return Sampled(_only_numbers(best, tokens))
+        if self.takes_largest(sequences):
+            return Sampled(self.largest(logits_LV))
         return self._sample(logits_LV, sequences)
 
     @torch.inference_mode()
-    def _sample(self, logits_LV: torch.Tensor, sequences: Rows[Sequence]) -> Sampled:
+    def _sample(self, logits_LV: torch.Tensor, sequences: Rows[History]) -> Sampled:
         for row, sequence in enumerate(sequences):
             if _is_adjusted(sequence):
                 adjust(logits_LV[row], sequence)
@@ -80,7 +111,7 @@ class Sampler:
         return sampled
 
 
-def needs_values(sequence: Sequence) -> bool:
+def needs_values(sequence: History) -> bool:
     """Whether a greedy row needs more of its logits than the place of the largest."""
     return sequence.params.logprobs is not None or _is_adjusted(sequence)
 
@@ -89,7 +120,7 @@ def _only_numbers(best: list[float], tokens: list[int]) -> list[int]:
     return [token if math.isfinite(value) else NO_TOKEN for value, token in zip(best, tokens, strict=True)]
 
 
-def adjust(logits_V: torch.Tensor, sequence: Sequence) -> None:
+def adjust(logits_V: torch.Tensor, sequence: History) -> None:
     """Penalties, bias and minimum length of one row, in place."""
     params = sequence.params
     if sequence.output_counts is not None:
@@ -102,12 +133,12 @@ def adjust(logits_V: torch.Tensor, sequence: Sequence) -> None:
 
 
 def draw(
-    logits_LV: torch.Tensor, rows: list[int], sequences: Rows[Sequence], selection: Selection
+    logits_LV: torch.Tensor, rows: list[int], sequences: Rows[History], selection: Selection
 ) -> list[int]:
     """A token for each of `rows`, by temperature, truncation and seeded Gumbel noise."""
     temperatures = [max(s.params.temperature, MIN_TEMPERATURE) for s in sequences]
     draws = [
-        Draw(row, temperature, s.params, stream_key(s.params.seed or 0, len(s.tokens)))
+        Draw(row, temperature, s.params, stream_key(s.params.seed or 0, s.num_tokens))
         for row, temperature, s in zip(rows, temperatures, sequences, strict=True)
     ]
     tokens: dict[int, int] = {}
@@ -175,7 +206,7 @@ def _choose(
     return ids_LC.gather(1, noisy.argmax(-1, keepdim=True)).squeeze(1).tolist(), reached
 
 
-def _penalise(logits_V: torch.Tensor, sequence: Sequence) -> None:
+def _penalise(logits_V: torch.Tensor, sequence: History) -> None:
     params, counts = sequence.params, sequence.output_counts
     assert counts is not None, "penalties need counts"
     if params.repetition_penalty != 1.0:
@@ -189,7 +220,7 @@ def _penalise(logits_V: torch.Tensor, sequence: Sequence) -> None:
         logits_V[ids] -= amounts * params.frequency_penalty + params.presence_penalty
 
 
-def _is_adjusted(sequence: Sequence) -> bool:
+def _is_adjusted(sequence: History) -> bool:
     params = sequence.params
     below_minimum = params.min_tokens > 0 and sequence.num_output < params.min_tokens
     return sequence.output_counts is not None or bool(params.logit_bias) or below_minimum

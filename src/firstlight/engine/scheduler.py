@@ -1,8 +1,9 @@
 """Continuous batching: which tokens of which sequences run in the next step. Pure bookkeeping, no torch.
 
 `EngineCore` calls `submit`/`abort`, then `plan()`, runs the step, then `apply()`. One step holds up to
-`max_batched_tokens` tokens: one for each decoding sequence, then chunks of prompts, so that none stalls a
-running answer. Invariant: after `plan()` every planned token has a page; a sequence waits, runs or is gone.
+`max_batched_tokens` tokens: one for each decoding sequence, with those of its drafts that push nobody out,
+then chunks of prompts, so that none stalls a running answer. Invariant: after `plan()` every planned token
+has a page; a sequence waits, runs or is gone.
 """
 
 from __future__ import annotations
@@ -15,25 +16,24 @@ from firstlight.engine.chunks import chunk_of
 from firstlight.engine.memory import SequenceMemory
 from firstlight.engine.messages import (
     FINISH_ABORT,
-    FINISH_ERROR,
-    FINISH_LENGTH,
     FINISH_REJECTED,
-    FINISH_STOP,
     EngineStats,
     SequenceOutput,
     Submit,
     TokenLogprobs,
 )
 from firstlight.engine.plan import StepPlan
+from firstlight.engine.planned import Entries, build_plan
 from firstlight.engine.prefix import PrefixCache
 from firstlight.engine.rejection import rejection
-from firstlight.engine.request import NO_SLOT, NO_TOKEN, Sequence
+from firstlight.engine.request import NO_SLOT, Sequence
+from firstlight.engine.run import extend
 from firstlight.engine.waiting import WaitingQueue
-
-Entries = list[tuple[Sequence, int]]  # who runs, and how many of its tokens
 
 # How many waiting sequences one step may pass over because another is just computing their prefix.
 MAX_HELD = 32
+# Rows of logits that drafts may bring a step to, however few sequences may run at once.
+MAX_DRAFT_ROWS = 64
 
 
 class Scheduler:
@@ -52,7 +52,9 @@ class Scheduler:
         self._by_id: dict[str, Sequence] = {}
         self._free_slots = list(range(section.max_num_seqs - 1, -1, -1))
         self._arrivals = count()
+        self._max_logit_rows = min(section.max_batched_tokens, max(section.max_num_seqs, MAX_DRAFT_ROWS))
         self._planned: list[Sequence] = []
+        self._sampled: list[Sequence] = []
         self._preempted_now = False
         self._finished: list[SequenceOutput] = []  # ended outside a step; handed out with the next outputs
         self._stats = EngineStats(pages_total=num_pages - 1)
@@ -112,43 +114,36 @@ class Scheduler:
         self._admit(entries, budget)
         if not entries:
             return None
-        return self._build(entries)
+        self._planned = [sequence for sequence, _ in entries]
+        plan, self._sampled = build_plan(self._stats.num_steps, entries, self._memory.take_changes())
+        return plan
 
     def apply(
-        self, plan: StepPlan, token_ids: list[int], logprobs: dict[int, TokenLogprobs] | None = None
+        self, plan: StepPlan, runs: list[list[int]], logprobs: dict[int, list[TokenLogprobs]] | None = None
     ) -> list[SequenceOutput]:
-        """Records a step: `token_ids[i]` was sampled for entry `plan.samples[i]`; `logprobs` by entry."""
-        planned, page_size = self._planned, self._memory.page_size_tokens
-        for sequence, num in zip(planned, plan.counts, strict=True):
-            computed = sequence.num_computed + num
+        """Records a step: `runs[i]` are the tokens of the i-th of the `planned_sequences`, one or more.
+
+        A run of several begins with drafts. `logprobs`, where asked for, has an entry for each of its tokens.
+        """
+        page_size = self._memory.page_size_tokens
+        for sequence, num in zip(self._planned, plan.counts, strict=True):
+            computed = sequence.num_computed + num - len(sequence.drafts)
             sequence.num_computed = computed
             if computed // page_size > sequence.num_registered:
                 self._memory.register(sequence)
         outputs: list[SequenceOutput] = []
         ended = False
-        for entry, token in zip(plan.samples, token_ids, strict=True):
-            sequence = planned[entry]
-            tokens = sequence.tokens
-            tokens.append(token)
-            if sequence.output_counts is not None:
-                sequence.output_counts[token] += 1
-            output = SequenceOutput(sequence.request_id, [token], num_cached_tokens=sequence.num_cached)
+        for index, (sequence, run) in enumerate(zip(self._sampled, runs, strict=True)):
+            output = extend(sequence, run)
             outputs.append(output)
-            if token == NO_TOKEN:
-                tokens.pop()
-                output.token_ids = []
-                output.finish_reason, output.error = FINISH_ERROR, "the model's logits are not numbers"
-                ended = True
-            elif token in sequence.end_ids:
-                output.finish_reason, output.stop_token_id = FINISH_STOP, token
-                ended = True
-            elif len(tokens) >= sequence.max_len:
-                output.finish_reason = FINISH_LENGTH
-                ended = True
-            if logprobs is not None and entry in logprobs:
-                output.logprobs = [logprobs[entry]]
+            if sequence.drafts:
+                output.num_drafted, sequence.drafts = len(sequence.drafts), []
+                self._memory.settle(sequence, output.num_accepted)
+            if logprobs is not None and index in logprobs:
+                output.logprobs = logprobs[index][: len(output.token_ids)] or None
+            ended = ended or output.finish_reason is not None
         if ended:
-            self._retire(planned[e] for e, o in zip(plan.samples, outputs, strict=True) if o.finish_reason)
+            self._retire(s for s, o in zip(self._sampled, outputs, strict=True) if o.finish_reason)
         self._stats.num_steps += 1
         self._stats.step_tokens = plan.num_tokens
         self._stats.step_sequences = len(plan.slots)
@@ -173,24 +168,43 @@ class Scheduler:
         self._memory.prefix.clear()
         self._stats.cache_query_tokens = self._stats.cache_hit_tokens = self._stats.num_preemptions = 0
 
-    def planned_sequences(self, plan: StepPlan) -> list[Sequence]:
-        """The sequences whose tokens the sampler must choose, in the order of `plan.samples`."""
-        return [self._planned[entry] for entry in plan.samples]
+    def planned_sequences(self) -> list[Sequence]:
+        """The sequences whose tokens the sampler must choose, in order.
+
+        Each has one row of `plan.samples`, and one more for each of its `drafts`.
+        """
+        return self._sampled
+
+    def decoding_sequences(self) -> list[Sequence]:
+        """Those whose next step makes a token: now is the time to draft for them."""
+        return [s for s in self._running if len(s.tokens) - s.num_computed == 1]
 
     # --- planning ---
 
     def _plan_decodes(self, entries: Entries, budget: int) -> int:
         # The hot loop: 256 sequences a step. Only what grows into a new page leaves the fast path.
         page_size = self._memory.page_size_tokens
+        spare = min(budget, self._max_logit_rows) - len(self._running)
         for sequence in self._running:
             computed = sequence.num_computed
             if len(sequence.tokens) - computed != 1 or sequence.slot == NO_SLOT:
                 continue
-            if computed >= len(sequence.pages) * page_size and not self._grow(sequence, 1):
+            num = 1
+            if sequence.drafts:
+                self._cut_drafts(sequence, spare)
+                num += len(sequence.drafts)
+                spare -= len(sequence.drafts)
+            if computed + num > len(sequence.pages) * page_size and not self._grow(sequence, num):
                 continue
-            entries.append((sequence, 1))
+            entries.append((sequence, num))
         self._drop_preempted(entries)
-        return budget - len(entries)
+        return budget - sum(num for _, num in entries)
+
+    def _cut_drafts(self, sequence: Sequence, spare: int) -> None:
+        """Keeps those that fit into the step and its length, and into pages that nobody will miss."""
+        num = max(0, min(len(sequence.drafts), spare, sequence.max_len - len(sequence.tokens) - 1))
+        fits = self._memory.has_spare_pages(sequence, num, reserved=len(self._running))
+        del sequence.drafts[num if fits else 0 :]
 
     def _plan_prefills(self, entries: Entries, budget: int) -> int:
         prefilling = self._prefilling()
@@ -264,27 +278,6 @@ class Scheduler:
             self._running = [s for s in self._running if s.slot != NO_SLOT]
             entries[:] = [entry for entry in entries if entry[0].slot != NO_SLOT]
 
-    def _build(self, entries: Entries) -> StepPlan:
-        slots: list[int] = []
-        starts: list[int] = []
-        counts: list[int] = []
-        tokens: list[int] = []
-        samples: list[int] = []
-        for index, (sequence, num) in enumerate(entries):
-            start = sequence.num_computed
-            slots.append(sequence.slot)
-            starts.append(start)
-            counts.append(num)
-            if num == 1:
-                tokens.append(sequence.tokens[start])
-            else:
-                tokens.extend(sequence.tokens[start : start + num])
-            if start + num == len(sequence.tokens):
-                samples.append(index)
-        self._planned = [sequence for sequence, _ in entries]
-        changes = self._memory.take_changes()
-        return StepPlan(self._stats.num_steps, slots, starts, counts, tokens, samples, changes)
-
     def _retire(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
             self._give_up(sequence)
@@ -292,6 +285,7 @@ class Scheduler:
         self._running = [s for s in self._running if s.slot != NO_SLOT]
 
     def _give_up(self, sequence: Sequence) -> None:
+        sequence.drafts = []
         self._memory.release(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = NO_SLOT

@@ -7,7 +7,7 @@ bytes resident while weights arrive. Invariant: `start` returns only after a tok
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,9 +73,17 @@ class Started:
 
 
 def start(
-    checkpoint: Checkpoint, dtype: str, section: EngineSection, group: Group, report: Report
+    checkpoint: Checkpoint,
+    dtype: str,
+    section: EngineSection,
+    group: Group,
+    report: Report,
+    capture: Sequence[int] = (),
 ) -> Started:
-    """Declares, sizes, loads. `dtype` as in `ModelSection`. Raises `FirstlightError`s that say what to do."""
+    """Declares, sizes, loads. `dtype` as in `ModelSection`. Raises `FirstlightError`s that say what to do.
+
+    `capture`: layers whose states every step leaves in `Started.runner.states`; see `Decoder.capture`.
+    """
     started_s = time.monotonic()
     require_fit(checkpoint, section)
     report("device")
@@ -94,6 +102,8 @@ def start(
     loaded = _load(checkpoint, declare, report)
     pool = _make_pool(description.num_layers, sizes, shape, ops, report)
     runner = _runner(decoder, ops, pool, sizes.section, group)
+    if capture:
+        runner.capture(decoder, capture)
     summary = _summary(checkpoint, ops, sizes, loaded)
     summary |= {"threads": num_threads, "start_s": round(time.monotonic() - started_s, 3)}
     selection = NativeSelection(ops.pool) if isinstance(ops, NativeBackend) else TorchSelection()

@@ -2,7 +2,7 @@
 
 Made by `engine.runner` from a step plan, read by models. There is no global context beside it.
 
-Shapes: T tokens in the step, D head size, L logit rows, K KV heads.
+Shapes: T tokens in the step, D head size, L logit rows, K KV heads, C captured layers, H hidden.
 """
 
 from __future__ import annotations
@@ -25,3 +25,4 @@ class ForwardBatch:
     attention: Any
     keys: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
+    states_TCH: torch.Tensor | None = None  # float32: where the captured states of a step go

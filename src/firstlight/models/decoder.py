@@ -3,12 +3,12 @@
 An architecture's file states what is its own and returns a `Decoder`. Called by `engine.runner`.
 Invariant: the residual stream is float32, whatever the layouts of the weights are.
 
-Shapes: T tokens in the step, H hidden, L logit rows, V vocabulary.
+Shapes: T tokens in the step, H hidden, L logit rows, V vocabulary, C captured layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -60,12 +60,23 @@ class Decoder:
             self._blocks.append(Block(declare, description, layer))
             declare.on_layer(layer + 1, description.num_layers)
         self._norm = Vector(declare, "model.norm.weight", description.hidden_size)
+        self._places: dict[int, int] = {}
+
+    def capture(self, layers: Sequence[int]) -> None:
+        """From now on a step leaves these states: k is the residual stream after k blocks, before any norm.
+
+        0 is the embeddings, the number of blocks the last state. Call before the first step.
+        """
+        assert all(0 <= layer <= len(self._blocks) for layer in layers), "a state of no block"
+        self._places = {layer: place for place, layer in enumerate(layers)}
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits of the wanted rows, float32 [L, V]."""
         x_TH = self._embedding(batch.tokens_T)  # noqa: N806 - shape suffix
-        for block in self._blocks:
+        for layer, block in enumerate(self._blocks):
+            self._keep(layer, x_TH, batch)
             block(x_TH, batch)
+        self._keep(len(self._blocks), x_TH, batch)
         wanted_LH = x_TH.index_select(0, batch.logit_rows_L)  # noqa: N806 - shape suffix
         return self._head(self._ops.rms_norm(wanted_LH, self._norm.values, self.description.norm_eps))
 
@@ -73,10 +84,20 @@ class Decoder:
         """Takes down `__call__` on a tape."""
         self._embedding.record(tape)
         for layer, block in enumerate(self._blocks):
+            if layer in self._places:
+                tape.capture(self._places[layer])
             tape.enter(layer)
             block.record(tape)
+        if len(self._blocks) in self._places:
+            tape.capture(self._places[len(self._blocks)])
         normed = tape.norm(self._norm.values, self.description.norm_eps, of_logit_rows=True)
         self._head.record(tape, normed)
+
+    def _keep(self, layer: int, x_TH: torch.Tensor, batch: ForwardBatch) -> None:
+        place = self._places.get(layer)
+        if place is not None:
+            assert batch.states_TCH is not None, "a step without room for its states"
+            batch.states_TCH[:, place] = x_TH
 
 
 Architecture = Callable[[Declaration, ModelDescription], Decoder]

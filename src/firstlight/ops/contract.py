@@ -181,6 +181,10 @@ class Tape(Protocol):
         """Sets the residual stream: from the rows of `weight`, or else by `look_up` before each replay."""
         ...
 
+    def capture(self, place: int) -> None:
+        """Keeps the residual stream as it is here: the captured state of this place."""
+        ...
+
     def norm(self, weight_H: torch.Tensor, eps: float, *, of_logit_rows: bool = False) -> Any:
         """RMS norm of the residual stream, or of the rows whose logits are wanted."""
         ...

@@ -10,6 +10,7 @@ import torch
 
 from firstlight.engine import startup
 from firstlight.engine.cuda_replay import CudaGraphReplay
+from firstlight.engine.plan import StepPlan
 from firstlight.ops.cuda.backend import CudaBackend
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.engines import Harness, submit
@@ -59,6 +60,20 @@ def test_replayed_steps_give_the_eager_tokens(model: Path, monkeypatch: pytest.M
         name: result.tokens for name, result in eager.items()
     }
     assert 1 <= len(recorded) <= 4, "one recording for each power of two of running sequences"
+
+
+def test_replayed_steps_leave_the_eager_states(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = cuda_harness(model, monkeypatch).started.runner
+    decoder = runner._replay._model
+    runner.capture(decoder, (0, 1, 2))
+    pages = [(n, 0, [n + 1]) for n in range(3)]
+    step = StepPlan(0, [0, 1, 2], [0, 0, 0], [1, 1, 1], [5, 6, 7], [0, 1, 2], pages)
+    runner.run(step)
+    eager = runner.states.clone()
+    runner._replay = CudaGraphReplay(decoder, lambda run: run)
+    for _ in range(2):
+        runner.run(step)
+        torch.testing.assert_close(runner.states, eager)
 
 
 def test_open_names_the_remedy_where_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

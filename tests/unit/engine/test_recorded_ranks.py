@@ -24,7 +24,7 @@ MODELS: dict[str, ModelDescription] = {
 TOKENS = [3 + (7 * n) % 40 for n in range(50)]
 PAGES = (0, 0, [1, 2, 3, 4])
 PLANS = [
-    StepPlan(0, [0], [0], [50], TOKENS, [0], [PAGES]),
+    StepPlan(0, [0], [0], [50], TOKENS, [49], [PAGES]),
     StepPlan(1, [0] * 50, list(range(50)), [1] * 50, TOKENS, list(range(50)), [PAGES]),
 ]
 

@@ -4,7 +4,7 @@ The layers of a model record themselves on a `Tape` (see `contract.Tape`); `engi
 call for a single rank, and for several ranks in one call from each collective to the next. Invariant: every
 address in a program belongs to a tensor that the tape, the model or the KV pool keeps alive.
 
-Shapes: R most rows of a step, H hidden, V vocabulary.
+Shapes: R most rows of a step, H hidden, V vocabulary, C captured states.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ class Activation:
 
 @dataclass
 class Part:
-    """Operators that one call runs, and what then waits for the other ranks, given the number of rows."""
+    """Operators that one call runs, and what PyTorch then does, given the number of rows."""
 
     ops: list[Op] = field(default_factory=list)
-    collective: Callable[[int], object] | None = None
+    then: Callable[[int], object] | None = None
     program: ctypes.Array[Op] | None = None
 
 
 class NativeTape:
     """See `contract.Tape`. Buffers are for `max_rows` rows and shared by all layers.
 
-    `name` gives the number of a text in the black box.
+    `widths`: the hidden size, and how many states are captured. `name` gives a text its number in the black box.
     """
 
     def __init__(
@@ -67,11 +67,13 @@ class NativeTape:
         shape: AttentionShape,
         pool: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
         max_rows: int,
-        hidden: int,
+        widths: tuple[int, int],
         name: Callable[[str], int],
     ) -> None:
         self.max_rows = max_rows
+        hidden, num_states = widths
         self.residual = torch.zeros(max_rows, hidden)
+        self.states_RCH = torch.zeros(max_rows, num_states, hidden)
         self._ops, self._shape = ops, shape
         self._keys, self._values = pool
         self._parts = [Part()]
@@ -92,6 +94,12 @@ class NativeTape:
             self._append(weight.embed_op(self.residual), "embedding")
         else:
             self._embedding = look_up
+
+    def capture(self, place: int) -> None:
+        def copy(num_rows: int) -> None:
+            self.states_RCH[:num_rows, place] = self.residual[:num_rows]
+
+        self._then(copy)
 
     def norm(self, weight_H: torch.Tensor, eps: float, *, of_logit_rows: bool = False) -> Activation:
         width = len(weight_H)
@@ -123,8 +131,7 @@ class NativeTape:
             whole = reduce(share[:num_rows])
             self.residual[:num_rows] += whole if bias is None else whole + bias
 
-        self._parts[-1].collective = collect
-        self._parts.append(Part())
+        self._then(collect)
 
     def logits(self, weights: Sequence[Any], x: Activation, gather: Collective | None) -> None:
         (weight,) = weights
@@ -170,11 +177,12 @@ class NativeTape:
             self._parts[-1].program = None
         for part in self._parts:
             program = part.program or self._finish(part)
-            if part.collective is None:
+            if part.then is None:
                 self._ops.pool.run(program, step, counter, number)
-            else:
+                continue
+            if part.ops:
                 self._ops.pool.run(program, step)
-                part.collective(num_rows)
+            part.then(num_rows)
         logits = self._logits[:num_logits]
         return logits if self._gather is None else self._gather(logits)
 
@@ -184,6 +192,10 @@ class NativeTape:
         self._head.p[3] = address(self._logits)
         part.program = (Op * len(part.ops))(*part.ops)
         return part.program
+
+    def _then(self, action: Callable[[int], object]) -> None:
+        self._parts[-1].then = action
+        self._parts.append(Part())
 
     def _append(self, op: Op, name: str) -> None:
         op.label = self._name(name) << NUMBER_BITS | self._layer

@@ -1,0 +1,42 @@
+"""What is remembered of a sequence while drafts are made for it. It hangs on the sequence and ends with it.
+
+Used by `Speculation`; the part `own` belongs to the drafter. Invariant: losing it loses no token, only speed.
+"""
+
+from __future__ import annotations
+
+from firstlight.engine.request import Sequence
+
+# After so many steps in a row whose drafts were wrong, a sequence is left alone for a while, ever longer.
+MAX_MISSES = 3
+SHORTEST_PAUSE, LONGEST_PAUSE = 4, 64  # tokens
+
+
+class DraftMemory:
+    """`num_misses` verifications in a row accepted nothing; no drafts before `resume_at` tokens."""
+
+    __slots__ = ("num_misses", "own", "pause", "resume_at")
+
+    def __init__(self) -> None:
+        self.own: object = None
+        self.num_misses = 0
+        self.pause = SHORTEST_PAUSE
+        self.resume_at = 0
+
+    def record(self, num_accepted: int, num_tokens: int) -> None:
+        """Drafts were verified; the sequence has `num_tokens` now."""
+        if num_accepted:
+            self.num_misses, self.pause = 0, SHORTEST_PAUSE
+            return
+        self.num_misses += 1
+        if self.num_misses >= MAX_MISSES:
+            self.num_misses = MAX_MISSES - 1  # after the pause, one more look
+            self.resume_at = num_tokens + self.pause
+            self.pause = min(2 * self.pause, LONGEST_PAUSE)
+
+
+def memory_of(sequence: Sequence) -> DraftMemory:
+    """The memory of a sequence; a new one at the first call."""
+    if not isinstance(sequence.draft_memory, DraftMemory):
+        sequence.draft_memory = DraftMemory()
+    return sequence.draft_memory

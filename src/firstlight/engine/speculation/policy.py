@@ -1,0 +1,145 @@
+"""How many drafts a step carries: as many as pay, by what steps take and by what was accepted lately.
+
+Asked by `Speculation` before every step. Invariant: without drafts that pay it answers 0, but for a look now
+and then at whether they would.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+
+# Acceptance of the first draft, and of each later one after the one before it, until more is known.
+FIRST_GUESS = 0.6
+_PRIOR_WEIGHT = 2.0
+_KEPT = 1.0 - 1.0 / 48.0  # of a count, at each verification: the last few dozen matter
+_NEW_TIME = 0.1  # weight of a new step in the running mean of its kind
+_LONGEST_OUTLIER = 3.0  # a step of that many times the mean counts as no more
+# A gain of less is not worth the risk that the estimate is wrong.
+LEAST_GAIN = 1.02
+# How often a look is taken while no drafts are made, in steps.
+STEPS_BETWEEN_LOOKS = 64
+LOOK_TOKENS = 2
+
+
+class StepTimes:
+    """Seconds of a step of m rows: those of the start, corrected by the steps that come."""
+
+    def __init__(self, measured: Mapping[int, float]) -> None:
+        self._times_s = dict(measured)
+        self._rows = sorted(self._times_s)
+
+    def record(self, num_rows: int, seconds: float) -> None:
+        """A step without prompts took so long."""
+        mean = self._times_s.get(num_rows)
+        if mean is None:
+            mean = self._times_s[num_rows] = self.of(num_rows)
+            self._rows = sorted(self._times_s)
+        self._times_s[num_rows] = mean + _NEW_TIME * (min(seconds, _LONGEST_OUTLIER * mean) - mean)
+
+    def of(self, num_rows: float) -> float:
+        """Between two known sizes, and beyond the last one, on the line through both."""
+        rows, times_s = self._rows, self._times_s
+        if len(rows) == 1:
+            return times_s[rows[0]]
+        place = min(max(bisect_right(rows, num_rows), 1), len(rows) - 1)
+        low, high = rows[place - 1], rows[place]
+        slope = max(0.0, times_s[high] - times_s[low]) / (high - low)
+        return times_s[low] + slope * (num_rows - low)
+
+
+class Acceptance:
+    """Recent shares: of drafts that were right after all before them were, and of sequences with any."""
+
+    def __init__(self, most: int) -> None:
+        self._reached = [_PRIOR_WEIGHT] * most
+        self._accepted = [_PRIOR_WEIGHT * FIRST_GUESS] * most
+        self._asked = self._answered = 1.0
+
+    def record(self, num_drafted: int, num_accepted: int) -> None:
+        """One sequence's drafts were verified."""
+        for place in range(min(num_drafted, num_accepted + 1)):
+            self._reached[place] = _KEPT * self._reached[place] + 1.0
+            self._accepted[place] = _KEPT * self._accepted[place] + (place < num_accepted)
+
+    def record_coverage(self, num_asked: int, num_answered: int) -> None:
+        """The drafter was asked for so many sequences, and knew something of so many."""
+        self._asked = _KEPT * self._asked + num_asked
+        self._answered = _KEPT * self._answered + num_answered
+
+    @property
+    def coverage(self) -> float:
+        return self._answered / self._asked
+
+    def gain(self, num: int) -> float:
+        """Drafts accepted of `num`, on the average."""
+        total, chance = 0.0, 1.0
+        for place in range(num):
+            chance *= self._accepted[place] / self._reached[place]
+            total += chance
+        return total
+
+
+class Policy:
+    """See the module. Before `begin` it answers 0. With `adapts` false it always answers `most`."""
+
+    def __init__(self, most: int, *, adapts: bool = True) -> None:
+        self.most, self.adapts = most, adapts
+        self.acceptance = Acceptance(most)
+        self.times: StepTimes | None = None
+        self.reason = "the engine starts"
+        self._draft_s = [0.0] * (most + 1)  # seconds in the drafter for k drafts
+        self._num_since_look = 0
+        self._best = 0
+
+    def begin(self, times_s: Mapping[int, float]) -> None:
+        """The engine serves from now on; `times_s` as `measure_step_times` gave them."""
+        self.times = StepTimes(times_s or {1: 1.0})
+        self.reason = "no step yet" if self.adapts else "--no-draft-adapt"
+
+    def choose(self, num_sequences: int) -> int:
+        """Drafts for each of so many sequences."""
+        if self.times is None:
+            return 0
+        if not self.adapts:
+            return self.most
+        base_s = self.times.of(num_sequences)
+        best, best_gain = 0, LEAST_GAIN
+        for num in range(1, self.most + 1):
+            gain = self._gain(num, num_sequences, base_s)
+            if gain > best_gain:
+                best, best_gain = num, gain
+        self._explain(best, num_sequences, best_gain)
+        if best:
+            self._num_since_look = 0
+            return best
+        self._num_since_look += 1
+        if self._num_since_look < STEPS_BETWEEN_LOOKS:
+            return 0
+        self._num_since_look = 0
+        return min(LOOK_TOKENS, self.most)
+
+    def record_draft_time(self, num: int, seconds: float) -> None:
+        """Proposing `num` drafts each took so long."""
+        known = self._draft_s[num]
+        self._draft_s[num] = seconds if known == 0.0 else known + _NEW_TIME * (seconds - known)
+
+    def _gain(self, num: int, num_sequences: int, base_s: float) -> float:
+        """Tokens a second with `num` drafts each, as a multiple of those without."""
+        assert self.times is not None, "asked before the engine serves"
+        covered = self.acceptance.coverage
+        rows = num_sequences * (1.0 + covered * num)
+        step_s = self.times.of(rows) + (self._draft_s[num] or max(self._draft_s))
+        return (1.0 + covered * self.acceptance.gain(num)) * base_s / step_s
+
+    def _explain(self, best: int, num_sequences: int, gain: float) -> None:
+        if best == self._best and self._num_since_look:
+            return  # the words for no drafts stay the same, and cost nothing
+        self._best = best
+        if best:
+            expected = 1.0 + self.acceptance.gain(best)
+            self.reason = (
+                f"{best} each for {num_sequences}: {expected:.2f} tokens where there are drafts, {gain:.2f}x"
+            )
+        else:
+            self.reason = f"none for {num_sequences}: no number of drafts would gain {LEAST_GAIN - 1.0:.0%}"

@@ -1,0 +1,69 @@
+"""Drafting in the engine's step: who gets how many drafts, and what came of them.
+
+Owned by `EngineCore`: `propose` before a step is planned, `record` after it was applied. Invariant: while no
+drafts are made, a step pays for one choice and nothing by sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Rows
+from time import perf_counter
+
+from firstlight.engine.messages import SequenceOutput
+from firstlight.engine.request import Sequence
+from firstlight.engine.speculation.counts import DraftCounts
+from firstlight.engine.speculation.drafter import Drafter
+from firstlight.engine.speculation.memory import memory_of
+from firstlight.engine.speculation.policy import Policy
+from firstlight.engine.speculation.synthetic import Synthetic
+
+
+class Speculation:
+    """See the module. With `synthetic`, drafts are accepted by its profile and not by the model."""
+
+    def __init__(self, drafter: Drafter, policy: Policy, synthetic: Synthetic | None = None) -> None:
+        self.drafter, self.policy, self.synthetic = drafter, policy, synthetic
+        self.counts = DraftCounts(drafter.name, policy.most)
+        self._propose_s = 0.0
+
+    def begin(self, times_s: Mapping[int, float]) -> None:
+        """The engine serves from now on: drafts may be made."""
+        self.counts.forget()
+        self.policy.begin(times_s)
+
+    def propose(self, sequences: Rows[Sequence]) -> None:
+        """Gives drafts to sequences whose next step makes a token."""
+        self._propose_s = 0.0
+        num = self.policy.choose(len(sequences)) if sequences else 0
+        self.counts.now, self.counts.reason = num, self.policy.reason
+        if not num:
+            return
+        started_s = perf_counter()
+        asked = [s for s in sequences if self._is_open(s)]
+        answered = 0
+        for sequence, drafts in zip(asked, self.drafter.propose(asked, num), strict=True):
+            if self.synthetic is not None:
+                drafts += [sequence.tokens[-1]] * (num - len(drafts))
+            sequence.drafts = drafts
+            answered += len(drafts) > 0
+        self._propose_s = perf_counter() - started_s
+        self.counts.propose_s += self._propose_s
+        self.policy.record_draft_time(num, self._propose_s)
+        self.policy.acceptance.record_coverage(len(sequences), answered)
+
+    def record(self, sequences: Rows[Sequence], outputs: Rows[SequenceOutput]) -> None:
+        """What a step gave to the sequences that got tokens."""
+        for sequence, output in zip(sequences, outputs, strict=True):
+            self.counts.record(output.num_drafted, output.num_accepted)
+            if output.num_drafted:
+                self.policy.acceptance.record(output.num_drafted, output.num_accepted)
+                memory_of(sequence).record(output.num_accepted, sequence.num_tokens)
+
+    def record_time(self, num_rows: int, step_s: float) -> None:
+        """A step without prompts took so long, the drafter's time included."""
+        if self.policy.times is not None:
+            self.policy.times.record(num_rows, step_s - self._propose_s)
+
+    def _is_open(self, sequence: Sequence) -> bool:
+        return not self.policy.adapts or memory_of(sequence).resume_at <= sequence.num_tokens
