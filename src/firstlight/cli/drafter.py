@@ -9,10 +9,20 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from firstlight.cli.drafter_options import (
+    Batch,
+    Kernels,
+    Layers,
+    Out,
+    TargetOption,
+    Threads,
+    engine_options,
+)
+from firstlight.cli.drafter_results import check, evaluate, export, probe, run
 from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug, add_command
 
@@ -21,25 +31,6 @@ drafter_app = typer.Typer(
     rich_markup_mode="rich",
     help="Train an EAGLE-3 drafter for a model: prompts, answers, hidden states, training, evaluation.",
 )
-
-Out = Annotated[
-    Path, typer.Option(help="Folder of the whole run; each stage has its own in it.", metavar="DIR")
-]
-TargetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--target", help="The model that will be served. Default: the embedded one.", metavar="MODEL"
-    ),
-]
-Batch = Annotated[int, typer.Option(help="Sequences that the engine runs together.", min=1)]
-Threads = Annotated[int, typer.Option(help="Operator threads. 0: the usable cores.", min=0)]
-Kernels = Annotated[str, typer.Option(help="auto: our own; stock: those of PyTorch.")]
-MAX_MODEL_LEN = 1024
-
-
-def engine_options(batch: int, threads: int, kernels: str) -> dict[str, Any]:
-    """Options of the engine that makes prompts and answers."""
-    return {"max_num_seqs": batch, "threads": threads, "cpu_kernels": kernels, "max_model_len": MAX_MODEL_LEN}
 
 
 @dataclass
@@ -93,7 +84,7 @@ class GenerateOptions:
     out: Out
     target: TargetOption = None
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 256
-    temperature: Annotated[float, typer.Option(help="0: greedy.", min=0)] = 0.0
+    layer: Layers = None
     shard_prompts: Annotated[int, typer.Option(help="Prompts of a shard, the unit of resuming.", min=1)] = 256
     max_shards: Annotated[
         int | None, typer.Option(help="Stop after so many more shards.", min=1, metavar="N")
@@ -105,22 +96,22 @@ class GenerateOptions:
 
 
 def generate(options: GenerateOptions) -> None:
-    """Let the target answer the prompts, batched and in this process; keeps the exact token ids.
+    """Let the target answer the prompts, batched; keeps token ids, and the hidden states beside them.
 
     Examples:
       firstlight drafter generate --out my-drafter
       firstlight drafter generate --out my-drafter --max-shards 4
     """
+    from firstlight.drafter.capture import CaptureSettings
     from firstlight.drafter.generate import GenerateSettings
     from firstlight.drafter.generate import generate as run_stage
     from firstlight.drafter.target import open_target
 
-    settings = GenerateSettings(
-        max_tokens=options.max_tokens, temperature=options.temperature, shard_prompts=options.shard_prompts
-    )
+    settings = GenerateSettings(max_tokens=options.max_tokens, shard_prompts=options.shard_prompts)
+    states = CaptureSettings(layers=tuple(options.layer or ()), cpu_kernels=options.cpu_kernels)
     engine = engine_options(options.batch, options.threads, options.cpu_kernels)
     target = open_target(locate(options.target))
-    stage = run_stage(options.out, target, settings, engine, options.max_shards)
+    stage = run_stage(options.out, target, settings, states, engine, options.max_shards)
     numbers = stage.manifest.numbers
     print(f"{numbers['answers']} answers with {numbers['answer_tokens']} tokens in {stage.folder}")
 
@@ -131,10 +122,7 @@ class CaptureOptions:
 
     out: Out
     target: TargetOption = None
-    layer: Annotated[
-        list[int] | None,
-        typer.Option(help="Blocks that have run when a state is taken; repeatable. Default: 2, L/2, L-3."),
-    ] = None
+    layer: Layers = None
     max_shards: Annotated[
         int | None, typer.Option(help="Stop after so many more shards.", min=1, metavar="N")
     ] = None
@@ -226,4 +214,9 @@ def train(options: TrainOptions) -> None:
 add_command(drafter_app, prompts)
 add_command(drafter_app, generate)
 add_command(drafter_app, capture)
+add_command(drafter_app, check)
 add_command(drafter_app, train)
+add_command(drafter_app, evaluate)
+add_command(drafter_app, export)
+add_command(drafter_app, probe)
+add_command(drafter_app, run)

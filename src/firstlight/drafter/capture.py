@@ -7,7 +7,6 @@ engine saw and made; a shard of answers gives one shard of states, whole or not 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import torch
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import UsageError
-from firstlight.drafter.generate import Answer, read_answers
+from firstlight.drafter.answers import Answer, read_answers
 from firstlight.drafter.progress import Meter
 from firstlight.drafter.shards import NO_TOKEN, Contract, Document, Shard, require_finite, write_shard
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
@@ -99,7 +98,7 @@ def capture(
     """Runs the stage in `out`/capture for every finished shard of answers, or for `max_shards` more."""
     source = read_manifest(out / "generate")
     require_target(source, target.record, out / "generate")
-    stage = open_stage(out / "capture", "capture", msgspec.to_builtins(settings), {}, target.record)
+    stage = open_states(out, target, settings)
     names = sorted(source.files)
     missing = [name for name in names if not stage.has(states_name(name))]
     todo = missing[:max_shards]
@@ -114,66 +113,85 @@ def capture(
     return stage
 
 
+def open_states(out: Path, target: Target, settings: CaptureSettings) -> Stage:
+    """The stage's folder, to be written to by `capture`, or while answers are made."""
+    return open_stage(out / "capture", "capture", msgspec.to_builtins(settings), {}, target.record)
+
+
 def states_name(answers_name: str) -> str:
     """The file of states that belongs to a file of answers."""
     return answers_name.replace("answers-", "states-").replace(".jsonl", ".safetensors")
 
 
 def _count_tokens(out: Path, names: list[str]) -> int:
-    answers = (answer for name in names for answer in read_answers(out / "generate", name))
-    return sum(len(answer.prompt_token_ids) + len(answer.token_ids) for answer in answers)
+    return sum(len(answer.tokens) for name in names for answer in read_answers(out / "generate", name))
 
 
 def _capture_shard(
     stage: Stage, out: Path, name: str, capturer: Capturer, target: Target, meter: Meter
 ) -> None:
-    began_s = time.monotonic()
-    parts: list[dict[str, torch.Tensor]] = []
-    documents: list[Document] = []
+    captured: list[tuple[Answer, torch.Tensor]] = []
     for group in _groups(read_answers(out / "generate", name), capturer.max_tokens):
-        texts = [answer.prompt_token_ids + answer.token_ids for answer in group]
-        for answer, tokens, states in zip(group, texts, capturer.states_of(texts), strict=True):
-            parts.append(aligned(tokens, len(answer.prompt_token_ids), states))
-            documents.append(
-                Document(id=answer.id, family=answer.family, split=answer.split, num_indices=len(tokens) - 1)
-            )
+        texts = [answer.tokens for answer in group]
+        captured += zip(group, capturer.states_of(texts), strict=True)
         meter.add(sum(len(tokens) for tokens in texts))
-    joined = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-    record = target.record
+    store_states(stage, name, target, capturer.layers, captured)
+
+
+def store_states(
+    stage: Stage,
+    answers_name: str,
+    target: Target,
+    layers: tuple[int, ...],
+    captured: list[tuple[Answer, torch.Tensor]],
+) -> None:
+    """Writes the shard of states that belongs to a shard of answers, and records it.
+
+    The states [T, C + 1, H] are those of prompt and answer; the last token's is not needed.
+    """
+    if not captured:
+        return
+    parts, documents = [], []
+    for answer, states in captured:
+        parts.append(aligned(answer.tokens, len(answer.prompt_token_ids), states))
+        num_indices = len(answer.tokens) - 1
+        documents.append(
+            Document(id=answer.id, family=answer.family, split=answer.split, num_indices=num_indices)
+        )
+    record, description = target.record, target.checkpoint.description
     contract = Contract(
-        layers=capturer.layers,
-        final_layer=target.checkpoint.description.num_layers,
-        hidden_size=target.checkpoint.description.hidden_size,
+        layers=layers,
+        final_layer=description.num_layers,
+        hidden_size=description.hidden_size,
         weights_sha256=record.weights_sha256,
         tokenizer_sha256=record.tokenizer_sha256,
         chat_template_sha256=record.chat_template_sha256,
         documents=tuple(documents),
     )
-    shard = Shard(contract, **joined)
-    path = stage.folder / states_name(name)
+    shard = Shard(contract, **{key: torch.cat([part[key] for part in parts]) for key in parts[0]})
+    path = stage.folder / states_name(answers_name)
     require_finite(shard, path)
     write_shard(path, shard)
     numbers = stage.manifest.numbers
-    added = {
-        "indices": len(shard.tokens),
-        "supervised": int(shard.supervised.sum()),
-        "seconds": round(time.monotonic() - began_s, 3),
-    }
+    added = {"indices": len(shard.tokens), "supervised": int(shard.supervised.sum())}
     stage.finish_file(path.name, {key: numbers.get(key, 0) + value for key, value in added.items()})
 
 
 def aligned(tokens: list[int], num_prompt: int, states: torch.Tensor) -> dict[str, torch.Tensor]:
     """The tensors of one document by the contract; `states` [T, C + 1, H] with the last state at the end.
 
-    The answer is greedy, so that what the target would choose is what it chose.
+    The answer is greedy, so that what the target would choose is what it chose. No index that is trained
+    needs the last token's state, which is not there when the answer was just made: it is zero in any case.
     """
+    num = len(tokens)
+    states = torch.cat((states[: num - 1], torch.zeros_like(states[:1])))
     x = torch.tensor(tokens, dtype=torch.int32)
     predicted = torch.cat((x[2:], torch.tensor([NO_TOKEN], dtype=torch.int32)))
     # Index j is trained where x_{j+1} and x_{j+2} are the answer's: a draft follows a token of the target's.
-    index = torch.arange(len(tokens) - 1)
+    index = torch.arange(num - 1)
     return {
-        "states": states[:-1, :-1],
-        "final": states[1:, -1],
+        "states": states[: num - 1, :-1],
+        "final": states[1:num, -1],
         "tokens": x[1:],
         "predicted": predicted,
         "wanted": predicted,
@@ -186,7 +204,7 @@ def _groups(answers: list[Answer], max_tokens: int) -> Iterator[list[Answer]]:
     group: list[Answer] = []
     total = 0
     for answer in answers:
-        num = len(answer.prompt_token_ids) + len(answer.token_ids)
+        num = len(answer.tokens)
         if not MIN_DOCUMENT_TOKENS <= num <= max_tokens:
             continue
         if group and (total + num > STEP_TOKENS or len(group) == MAX_DOCUMENTS):

@@ -1,40 +1,37 @@
 """Stage 2: the target answers the prompts, in this process and batched, and the exact token ids are kept.
 
-Called by `firstlight drafter generate` and `run`. Writes answers in shards of some hundred prompts; a shard
-that is finished is never made again. Invariant: text is never tokenised again: prompt and answer are the ids
-that the engine saw and made.
+Called by `firstlight drafter generate` and `run`. Writes answers in shards of some hundred prompts,
+and in the same pass the shards of their hidden states; what is finished is never made again. Invariant:
+text is never tokenised again: prompt and answer are the ids that the engine saw and made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from firstlight.base.errors import UsageError
 from firstlight.base.files import replacing
+from firstlight.drafter.answers import Answer
+from firstlight.drafter.capture import (
+    MIN_DOCUMENT_TOKENS,
+    CaptureSettings,
+    open_states,
+    store_states,
+)
 from firstlight.drafter.loops import loop_start
 from firstlight.drafter.progress import Meter
 from firstlight.drafter.prompts import PROMPTS_FILE, Prompt, read_prompts
 from firstlight.drafter.stages import Stage, open_stage, read_manifest
+from firstlight.drafter.tapped import Tapped, TappedEngine
 from firstlight.drafter.target import Target
 from firstlight.engine.params import SamplingParams
-from firstlight.llm import LLM, Completion
 
 MIN_ANSWER_TOKENS = 8  # what a cut loop must leave to be worth keeping
-
-
-class Answer(msgspec.Struct, kw_only=True):
-    """One answered prompt. `cut_tokens`: what was taken off its end because it only repeated."""
-
-    id: str
-    family: str
-    split: str
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    finish_reason: str
-    cut_tokens: int = 0
 
 
 class GenerateSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,10 +48,19 @@ def generate(
     out: Path,
     target: Target,
     settings: GenerateSettings,
+    capture: CaptureSettings,
     engine: dict[str, Any],
     max_shards: int | None = None,
 ) -> Stage:
-    """Runs the stage in `out`/generate, or at most `max_shards` more of its shards."""
+    """Runs the stage in `out`/generate, or at most `max_shards` more of its shards.
+
+    The states go to `out`/capture with the settings of `capture`. `engine` are fields of `EngineSection`.
+    """
+    if settings.temperature > 0:
+        raise UsageError(
+            f"Answers at temperature {settings.temperature} do not show what the target would choose.",
+            "Use temperature 0: it is what acceptance is measured with.",
+        )
     prompts = read_prompts(out)
     inputs = {PROMPTS_FILE: read_manifest(out / "prompts").files[PROMPTS_FILE]}
     stage = open_stage(out / "generate", "generate", msgspec.to_builtins(settings), inputs, target.record)
@@ -62,22 +68,15 @@ def generate(
     missing = [(name, part) for name, part in shards if not stage.has(name)]
     todo = missing[:max_shards]
     if todo:
-        llm = LLM(str(target.path), progress=False, **engine)
+        states = open_states(out, target, capture)
+        answerer = _Answerer(stage, states, target, settings, TappedEngine(target, capture, engine))
         done = len(prompts) - sum(len(part) for _, part in missing)
         with Meter("generate", "prompts", len(prompts), done) as meter:
             for name, part in todo:
-                _answer_shard(stage, name, part, settings, llm)
-                totals = stage.manifest.numbers
-                meter.add(len(part), f"{totals['answer_tokens']:,} tokens, {totals['loops']} loops")
+                answerer.shard(name, part, meter)
     if len(todo) == len(missing):
         stage.finish()
     return stage
-
-
-def read_answers(folder: Path, name: str) -> list[Answer]:
-    """The answers of one shard."""
-    decode = msgspec.json.Decoder(Answer).decode
-    return [decode(row) for row in (folder / name).read_bytes().splitlines()]
 
 
 def _shards(prompts: list[Prompt], size: int) -> Iterator[tuple[str, list[Prompt]]]:
@@ -85,40 +84,50 @@ def _shards(prompts: list[Prompt], size: int) -> Iterator[tuple[str, list[Prompt
         yield f"answers-{number:05d}.jsonl", prompts[start : start + size]
 
 
-def _answer_shard(
-    stage: Stage, name: str, prompts: list[Prompt], settings: GenerateSettings, llm: LLM
-) -> None:
-    token_lists = [
-        llm.text.encode(llm.text.render_chat(prompt.messages), add_special_tokens=False) for prompt in prompts
-    ]
-    chosen = [
-        (prompt, tokens)
-        for prompt, tokens in zip(prompts, token_lists, strict=True)
-        if len(tokens) <= settings.max_prompt_tokens
-    ]
-    params = SamplingParams(
-        temperature=settings.temperature, max_tokens=settings.max_tokens, seed=settings.seed
-    )
-    completions = llm.generate([tokens for _, tokens in chosen], params)
-    answers = [_answer(prompt, done) for (prompt, _), done in zip(chosen, completions, strict=True)]
-    kept = [
-        answer for answer in answers if len(answer.token_ids) >= MIN_ANSWER_TOKENS or not answer.cut_tokens
-    ]
-    with replacing(stage.folder / name) as output:
-        output.write(b"".join(msgspec.json.encode(answer) + b"\n" for answer in kept))
-    before = stage.manifest.numbers
-    added = {
-        "answers": len(kept),
-        "answer_tokens": sum(len(answer.token_ids) for answer in kept),
-        "loops": sum(answer.cut_tokens > 0 for answer in answers),
-        "loop_tokens_cut": sum(answer.cut_tokens for answer in answers),
-        "dropped_as_loops": len(answers) - len(kept),
-        "too_long_prompts": len(prompts) - len(chosen),
-    }
-    stage.finish_file(name, {key: before.get(key, 0) + value for key, value in added.items()})
+@dataclass(frozen=True)
+class _Answerer:
+    """Makes one shard of answers after the other, and the shard of states beside each."""
+
+    stage: Stage
+    states: Stage
+    target: Target
+    settings: GenerateSettings
+    engine: TappedEngine
+
+    def shard(self, name: str, prompts: list[Prompt], meter: Meter) -> None:
+        settings, numbers = self.settings, self.stage.manifest.numbers
+        chosen = [(prompt, self._encode(prompt)) for prompt in prompts]
+        chosen = [(prompt, tokens) for prompt, tokens in chosen if len(tokens) <= settings.max_prompt_tokens]
+        params = SamplingParams(temperature=0.0, max_tokens=settings.max_tokens, seed=settings.seed)
+        note = f"{numbers.get('answer_tokens', 0):,} tokens, {numbers.get('loops', 0)} loops"
+        tapped = self.engine.answer(
+            [tokens for _, tokens in chosen], params, lambda num: meter.add(num, note)
+        )
+        meter.add(len(prompts) - len(chosen))
+        together = zip(chosen, tapped, strict=True)
+        pairs = [(_answer(prompt, done), done.states) for (prompt, _), done in together]
+        kept = [(a, s) for a, s in pairs if len(a.token_ids) >= MIN_ANSWER_TOKENS or not a.cut_tokens]
+        with replacing(self.stage.folder / name) as output:
+            output.write(b"".join(msgspec.json.encode(answer) + b"\n" for answer, _ in kept))
+        added = {
+            "answers": len(kept),
+            "answer_tokens": sum(len(answer.token_ids) for answer, _ in kept),
+            "loops": sum(answer.cut_tokens > 0 for answer, _ in pairs),
+            "loop_tokens_cut": sum(answer.cut_tokens for answer, _ in pairs),
+            "dropped_as_loops": len(pairs) - len(kept),
+            "too_long_prompts": len(prompts) - len(chosen),
+        }
+        self.stage.finish_file(name, {key: numbers.get(key, 0) + value for key, value in added.items()})
+        # Killed between the two, the answers are there without states: the stage capture makes those.
+        with_states = [(a, s[: len(a.tokens)]) for a, s in kept if len(a.tokens) >= MIN_DOCUMENT_TOKENS]
+        store_states(self.states, name, self.target, self.engine.layers, with_states)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        text = self.target.text
+        return text.encode(text.render_chat(prompt.messages), add_special_tokens=False)
 
 
-def _answer(prompt: Prompt, done: Completion) -> Answer:
+def _answer(prompt: Prompt, done: Tapped) -> Answer:
     tokens = done.token_ids
     start = loop_start(tokens)
     kept = tokens if start is None else tokens[:start]

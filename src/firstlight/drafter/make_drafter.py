@@ -44,7 +44,7 @@ def new_drafter(target: Target, ends: Ends, shards: list[Path], settings: TrainS
             "Check that generate made answers, and that its chat template is the target's.",
         )
     ids = build_vocabulary(counts, min(settings.draft_vocab_size, len(counts)), tokens_to_keep(target))
-    drafter = Eagle3Drafter(_config(target, first.contract.layers, len(ids)), ends.embedding)
+    drafter = Eagle3Drafter(drafter_config(target, first.contract.layers, len(ids)), ends.embedding)
     drafter.target_ids_R.copy_(ids)
     initialise(drafter, ends)
     numbers = {
@@ -76,7 +76,8 @@ def initialise(drafter: Eagle3Drafter, ends: Ends) -> None:
             drafter.norm.weight.copy_(ends.norm)
 
 
-def _config(target: Target, layers: tuple[int, ...], draft_vocab_size: int) -> DrafterConfig:
+def drafter_config(target: Target, layers: tuple[int, ...], draft_vocab_size: int) -> DrafterConfig:
+    """A drafter with the sizes of one of the target's own layers, and no norm that an engine may lack."""
     d = target.checkpoint.description
     return DrafterConfig(
         hidden_size=d.hidden_size,

@@ -22,7 +22,7 @@ from firstlight.models.eagle3 import Eagle3Drafter
 
 @dataclass(frozen=True)
 class Outcome:
-    """`loss`: weighted sum over the drafts. `valid_SQ`: there is a right token; `correct_SQ`: it was given."""
+    """`loss`: weighted over the drafts. `valid_SQ`: there is a right token; `correct_SQ`: it was given."""
 
     loss: torch.Tensor
     valid_SQ: torch.Tensor
@@ -38,12 +38,13 @@ class Teacher:
     head_RH: torch.Tensor
     norm_eps: float
     place_V: torch.Tensor  # draft id of each target token, -1 outside
+    temperature: float = 1.0  # below 1 its distribution is sharper
 
     def log_probs(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
         """The target's distribution over the draft vocabulary, given that its token is in there [Q, R]."""
         wide = final_QH.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.norm_eps)
-        return F.log_softmax(wide * scale * self.norm @ self.head_RH.t(), -1)
+        return F.log_softmax(wide * scale * self.norm @ self.head_RH.t() / self.temperature, -1)
 
 
 def make_teacher(ends: Ends, ids_R: torch.Tensor, norm_eps: float) -> Teacher:  # noqa: N803

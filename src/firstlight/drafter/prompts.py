@@ -29,6 +29,7 @@ PROMPTS_FILE = "prompts.jsonl"
 TRAIN, HELD_OUT_PROMPT, HELD_OUT_FAMILY = "train", "held-out prompt", "held-out family"
 SELF = "self"  # the family of prompts that the target made
 SELF_BATCH = 128
+MIN_SELF_CHARS, MAX_SELF_CHARS = 8, 500
 MAX_TRIES = 40  # for a family that runs out of new prompts
 MARK = "PROMPT-GOES-HERE"
 
@@ -68,7 +69,7 @@ def make_prompts(out: Path, target: Target, settings: PromptSettings, engine: di
     for file in settings.files:
         _add(found, ((Path(file).stem, messages) for messages in read_prompt_file(Path(file))), settings)
     if settings.num_self:
-        _add(found, _self_made(target, settings, engine), settings)
+        _add(found, _self_made(stage, target, settings, engine), settings)
     prompts = list(found.values())
     rng.shuffle(prompts)
     with replacing(stage.folder / PROMPTS_FILE) as output:
@@ -129,29 +130,43 @@ def _templates(
 
 
 def _self_made(
-    target: Target, settings: PromptSettings, engine: dict[str, Any]
+    stage: Stage, target: Target, settings: PromptSettings, engine: dict[str, Any]
 ) -> Iterator[tuple[str, Messages]]:
-    """What the target itself would ask: sampled after the opening of a user's turn."""
+    """What the target would ask: sampled after the opening of a user's turn, in batches that are kept."""
+    llm: LLM | None = None
+    opening = _opening(target)
+    with Meter("prompts of the target", "tries", settings.num_self) as meter:
+        for first in range(0, settings.num_self, SELF_BATCH):
+            num = min(SELF_BATCH, settings.num_self - first)
+            name = f"self-{first:06d}.json"
+            if not stage.has(name):
+                llm = llm or LLM(str(target.path), progress=False, **engine)
+                texts = _sample(llm, opening, [settings.seed * 1_000_003 + first + i for i in range(num)])
+                with replacing(stage.folder / name) as file:
+                    file.write(msgspec.json.encode(texts))
+                stage.finish_file(name)
+            for text in msgspec.json.decode((stage.folder / name).read_bytes(), type=list[str]):
+                yield SELF, [{"role": "user", "content": text}]
+            meter.add(num)
+
+
+def _opening(target: Target) -> list[int]:
+    """The tokens up to where a user begins to speak."""
     rendered = target.text.render_chat([{"role": "user", "content": MARK}], add_generation_prompt=False)
     opening, found, _ = rendered.partition(MARK)
     if not found:
         raise UsageError(
             "The chat template leaves no place where a user's turn begins.", "Give --self 0 for this model."
         )
-    tokens = target.text.encode(opening, add_special_tokens=False)
-    llm = LLM(str(target.path), progress=False, **engine)
-    num_done = 0
-    with Meter("prompts of the target", "prompts", settings.num_self) as meter:
-        while num_done < settings.num_self:
-            num = min(SELF_BATCH, settings.num_self - num_done)
-            seeds = [settings.seed * 1_000_003 + num_done + index for index in range(num)]
-            params = [SamplingParams(temperature=1.0, top_p=0.95, max_tokens=96, seed=seed) for seed in seeds]
-            for answer in llm.generate([tokens] * num, params):
-                text = answer.text.strip()
-                if answer.finish_reason == "stop" and 8 <= len(text) <= 500:
-                    yield SELF, [{"role": "user", "content": text}]
-            num_done += num
-            meter.add(num)
+    return target.text.encode(opening, add_special_tokens=False)
+
+
+def _sample(llm: LLM, opening: list[int], seeds: list[int]) -> list[str]:
+    """User turns that the target ended by itself."""
+    params = [SamplingParams(temperature=1.0, top_p=0.95, max_tokens=96, seed=seed) for seed in seeds]
+    answers = llm.generate([opening] * len(seeds), params)
+    texts = [answer.text.strip() for answer in answers if answer.finish_reason == "stop"]
+    return [text for text in texts if MIN_SELF_CHARS <= len(text) <= MAX_SELF_CHARS]
 
 
 def _existing(file: str) -> Path:

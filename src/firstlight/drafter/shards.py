@@ -93,7 +93,7 @@ def write_shard(path: Path, shard: Shard) -> None:
 def read_shard(path: Path) -> Shard:
     """Reads and checks a file. Raises `ModelFileError` that says what is wrong with it."""
     tensors = read_tensor_file(path)
-    contract = _read_contract(path)
+    contract = read_contract(path)
     num = sum(document.num_indices for document in contract.documents)
     shapes = {
         "states": (num, len(contract.layers), contract.hidden_size),
@@ -116,14 +116,15 @@ def read_wanted(path: Path) -> list[tuple[Document, torch.Tensor]]:
     """The supervised tokens of each document, without its states."""
     tensors = read_tensor_file(path, ("wanted", "supervised"))
     found, start = [], 0
-    for document in _read_contract(path).documents:
+    for document in read_contract(path).documents:
         span = slice(start, start + document.num_indices)
         found.append((document, tensors["wanted"][span][tensors["supervised"][span]]))
         start += document.num_indices
     return found
 
 
-def _read_contract(path: Path) -> Contract:
+def read_contract(path: Path) -> Contract:
+    """What a file says of itself, without its tensors. Raises `ModelFileError`."""
     try:
         return msgspec.json.decode(read_metadata(path).get(CONTRACT, ""), type=Contract)
     except msgspec.DecodeError as error:

@@ -164,7 +164,7 @@ class Trainer:
         for row in rows:
             outcome = unrolled(self.drafter, self.teacher, row, settings.num_steps, settings.step_decay)
             share = int(row.supervised_T.sum()) / total
-            (outcome.loss * share).backward()
+            torch.autograd.backward(outcome.loss * share)
             self._count(outcome, share)
         norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), settings.clip)
         if not math.isfinite(float(norm)):

@@ -63,7 +63,10 @@ def _read(file: BinaryIO, path: Path, entry: SafetensorsEntry) -> torch.Tensor:
     raw = np.fromfile(file, dtype=np.uint8, count=entry.nbytes)
     if len(raw) < entry.nbytes:
         raise ModelFileError(f"{path} became shorter while it was read.", CHECK_FILE)
-    return torch.from_numpy(raw).view(_TYPES[entry.dtype]).view(entry.shape)
+    dtype = _TYPES[entry.dtype]
+    if not len(raw):
+        return torch.empty(entry.shape, dtype=dtype)
+    return torch.from_numpy(raw).view(dtype).view(entry.shape)
 
 
 def read_metadata(path: Path) -> dict[str, str]:

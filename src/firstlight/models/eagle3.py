@@ -86,7 +86,7 @@ class Eagle3Drafter(nn.Module):
     embedding_VH: torch.Tensor
     frequencies: torch.Tensor
 
-    def __init__(self, config: DrafterConfig, embedding_VH: torch.Tensor) -> None:  # noqa: N803 - shape suffix
+    def __init__(self, config: DrafterConfig, embedding_VH: torch.Tensor) -> None:  # noqa: N803
         super().__init__()
         self.config = c = config
         width, eps, joined = c.hidden_size, c.norm_eps, len(c.state_layers) * c.target_hidden_size
