@@ -54,8 +54,8 @@ def export(
         write_probes(folder, drafter, shard)
         write_card(folder, out, target, engine)
         stage.manifest.numbers[engine] = check_probes(folder, target, ends.embedding)
-        for path in sorted(folder.iterdir()):
-            stage.finish_file(f"{engine}/{path.name}")
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            stage.finish_file(path.relative_to(stage.folder).as_posix())
     stage.finish()
     return stage
 
