@@ -35,6 +35,7 @@ def imported() -> set[str]:
 
 def test_imports_and_declarations_agree() -> None:
     needed = declared(PROJECT["dependencies"])
-    extras = declared(PROJECT["optional-dependencies"]["plots"] + PROJECT["optional-dependencies"]["cuda"])
+    optional = PROJECT["optional-dependencies"]
+    extras = declared(optional["plots"] + optional["cuda"] + optional["drafter"])
     assert imported() - needed - extras == set(), "imported, but not declared"
     assert needed - imported() - USED_BY_NAME == set(), "declared, but not imported"

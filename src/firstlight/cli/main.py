@@ -42,6 +42,7 @@ def _add_the_rest(app: typer.Typer) -> None:
     from firstlight.cli.chat import chat
     from firstlight.cli.convert import convert
     from firstlight.cli.doctor import doctor
+    from firstlight.cli.drafter import drafter_app
     from firstlight.cli.env import env
     from firstlight.cli.grammar import grammar
     from firstlight.cli.ps import ps
@@ -57,6 +58,7 @@ def _add_the_rest(app: typer.Typer) -> None:
     add_command(app, blackbox)
     add_command(app, doctor)
     add_command(app, grammar)
+    app.add_typer(drafter_app, name="drafter")
     app.add_typer(bench_app, name="bench")
 
 

@@ -15,11 +15,16 @@ from firstlight.facts.description import ModelDescription, RopeScaling
 
 def turn_table(description: ModelDescription, num_positions: int, device: torch.device) -> torch.Tensor:
     """float32 [positions, D/2, 2]: cos and sin for each position and pair."""
-    size = description.head_size
-    frequencies = 1.0 / description.rope_theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
-    frequencies = _scaled(frequencies, description.rope_scaling)
+    d = description
+    frequencies = rotary_frequencies(d.head_size, d.rope_theta, d.rope_scaling)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
     return torch.stack((angles.cos(), angles.sin()), -1).to(device)
+
+
+def rotary_frequencies(head_size: int, theta: float, scaling: RopeScaling) -> torch.Tensor:
+    """float32 [D/2]: radians that each pair turns by at each position."""
+    frequencies = 1.0 / theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+    return _scaled(frequencies, scaling)
 
 
 def _scaled(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:

@@ -1,0 +1,47 @@
+"""Files that appear whole or not at all: written beside their place, flushed to the disk, then renamed.
+
+Called wherever a kill in the middle of a write must lose nothing that was finished. Invariant: under the
+final name there is never half a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from firstlight.base.errors import ResourceError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of `path` when the block ends without an error.
+
+    Raises `ResourceError` where it cannot be written; what was under `path` before is then still there.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise ResourceError(
+            f"{path} cannot be written: {error.strerror or error}.",
+            "Make room there or choose another folder, then run the same command again: it goes on from what "
+            "was finished.",
+        ) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,228 @@
+"""`firstlight drafter check`, `evaluate`, `export`, `probe` and `run`: what a drafter is worth.
+
+Registered by `cli.drafter`. Invariant: results go to standard output, progress to standard error.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from firstlight.cli.drafter_options import Batch, Kernels, Out, TargetOption, Threads, engine_options
+from firstlight.cli.locate import locate
+from firstlight.cli.options import Debug
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from firstlight.drafter.evaluate import Report
+
+
+@dataclass
+class CheckOptions:
+    """What `drafter check` takes."""
+
+    out: Out
+    target: TargetOption = None
+    debug: Debug = False
+
+
+def check(options: CheckOptions) -> int:
+    """Open the gates before training: states, teacher, training equals serving, one answer learnt by heart.
+
+    Ends with exit code 1 at the first that stays closed, and says which side is at fault.
+
+    Examples:
+      firstlight drafter check --out my-drafter
+    """
+    from firstlight.drafter.gates import check as gates
+    from firstlight.drafter.target import open_target
+
+    passed = True
+    for gate in gates(options.out, open_target(locate(options.target))):
+        print(f"{'open  ' if gate.passed else 'closed'}  {gate.name}: {gate.said}", flush=True)
+        passed = gate.passed
+    return 0 if passed else 1
+
+
+@dataclass
+class EvaluateOptions:
+    """What `drafter evaluate` takes."""
+
+    out: Out
+    target: TargetOption = None
+    drafts: Annotated[int, typer.Option(help="Drafts of a step: k.", min=1)] = 3
+    documents: Annotated[int, typer.Option(help="Most held-out answers of a family.", min=1)] = 24
+    debug: Debug = False
+
+
+def evaluate(options: EvaluateOptions) -> None:
+    """Measure the drafter on held-out answers: the chain loop by family, with intervals and baselines.
+
+    Examples:
+      firstlight drafter evaluate --out my-drafter
+      firstlight drafter evaluate --out my-drafter --drafts 5
+    """
+    from firstlight.cli.bench_output import show
+    from firstlight.drafter.evaluate import EvaluateSettings, read_report
+    from firstlight.drafter.evaluate import evaluate as run_stage
+    from firstlight.drafter.target import open_target
+
+    settings = EvaluateSettings(num_drafts=options.drafts, max_documents=options.documents)
+    run_stage(options.out, open_target(locate(options.target)), settings)
+    report = read_report(options.out)
+    show(table(report), teacher_forced(report))
+
+
+def table(report: Report) -> Table:
+    """The chain loop by drafter and group."""
+    from rich.table import Table
+
+    shown = Table(title=f"Held-out answers, greedy, drafter of step {report.step}")
+    columns = ("drafter", "group", "k", "answers", "acceptance length", "95 %", "accepted", "by position")
+    for column in columns:
+        shown.add_column(column)
+    for line in report.lines:
+        positions = " ".join(f"{100 * value:.0f}" for value in line.by_position)
+        shown.add_row(
+            line.drafter,
+            line.group,
+            str(line.k),
+            str(line.documents),
+            f"{line.acceptance_length:.2f}",
+            f"{line.low:.2f} to {line.high:.2f}",
+            f"{100 * line.accepted_share:.0f} %",
+            f"{positions} %",
+        )
+    return shown
+
+
+def teacher_forced(report: Report) -> str:
+    """What the accuracy at every position predicts."""
+    rows = []
+    for group, found in report.teacher_forced.items():
+        accuracy = " ".join(f"{100 * value:.1f}" for value in found["accuracy"])
+        rows.append(
+            f"{group}: accuracy by draft {accuracy} % (all tokens of the target), acceptance length "
+            f"{found['predicted_acceptance_length']:.2f} at k = {found['k']}"
+        )
+    return "\n".join(rows)
+
+
+@dataclass
+class ExportOptions:
+    """What `drafter export` takes."""
+
+    out: Out
+    target: TargetOption = None
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="native, vllm, sglang or speculators; repeatable. Default: all.", metavar="NAME"),
+    ] = None
+    debug: Debug = False
+
+
+def export(options: ExportOptions) -> None:
+    """Write the drafter as one folder for each engine, with card and probes; each is read back and compared.
+
+    Examples:
+      firstlight drafter export --out my-drafter
+      firstlight drafter export --out my-drafter --engine native
+    """
+    from firstlight.base.errors import UsageError
+    from firstlight.drafter.export import NATIVE, SGLANG, SPECULATORS, VLLM
+    from firstlight.drafter.export import export as run_stage
+    from firstlight.drafter.target import open_target
+
+    known = (NATIVE, VLLM, SGLANG, SPECULATORS)
+    engines = tuple(options.engine or known)
+    for engine in engines:
+        if engine not in known:
+            raise UsageError(f"{engine!r} is no form of an export.", f"Use one of {', '.join(known)}.")
+    stage = run_stage(options.out, open_target(locate(options.target)), engines)
+    for engine in engines:
+        print(f"{stage.folder / engine}: {stage.manifest.numbers[engine]}")
+
+
+@dataclass
+class ProbeOptions:
+    """What `drafter probe` takes."""
+
+    folder: Annotated[Path, typer.Argument(help="An exported drafter.", metavar="FOLDER")]
+    target: TargetOption = None
+    debug: Debug = False
+
+
+def probe(options: ProbeOptions) -> None:
+    """Draft from the states stored with an exported drafter, and compare with what was stored.
+
+    Examples:
+      firstlight drafter probe my-drafter/export/native
+    """
+    from firstlight.drafter.probes import check_probes
+    from firstlight.drafter.target import open_target, read_ends
+
+    target = open_target(locate(options.target))
+    print(check_probes(options.folder, target, read_ends(target.checkpoint).embedding))
+
+
+@dataclass
+class RunOptions:
+    """What `drafter run` takes; the stages' own commands have the rest."""
+
+    out: Out
+    target: TargetOption = None
+    templates: Annotated[int, typer.Option(help="Prompts of the built-in families.", min=0)] = 2400
+    self_made: Annotated[
+        int, typer.Option("--self", help="Tries to let the target make a prompt itself.", min=0)
+    ] = 2000
+    file: Annotated[list[Path] | None, typer.Option(help="Prompts of yours; repeatable.", metavar="FILE")] = (
+        None
+    )
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 256
+    draft_vocabulary: Annotated[int, typer.Option(help="Tokens that the drafter can say.", min=1)] = 8192
+    epochs: Annotated[int, typer.Option(help="Times that every answer is seen.", min=1)] = 4
+    batch: Batch = 32
+    threads: Threads = 0
+    cpu_kernels: Kernels = "auto"
+    debug: Debug = False
+
+
+def run(options: RunOptions) -> None:
+    """Make a drafter from nothing: all stages, each behind its gates. Start it again to go on after a kill.
+
+    Examples:
+      firstlight drafter run --out my-drafter
+      firstlight drafter run --target model.gguf --out my-drafter --file chats.jsonl
+    """
+    from firstlight.cli.bench_output import show
+    from firstlight.drafter.capture import CaptureSettings
+    from firstlight.drafter.generate import GenerateSettings
+    from firstlight.drafter.prompts import PromptSettings
+    from firstlight.drafter.run import RunOrder
+    from firstlight.drafter.run import run as run_all
+    from firstlight.drafter.target import open_target
+    from firstlight.drafter.train import TrainSettings
+
+    order = RunOrder(
+        prompts=PromptSettings(
+            num_templates=options.templates,
+            num_self=options.self_made,
+            files=tuple(str(path) for path in options.file or ()),
+        ),
+        generate=GenerateSettings(max_tokens=options.max_tokens),
+        capture=CaptureSettings(cpu_kernels=options.cpu_kernels),
+        train=TrainSettings(draft_vocab_size=options.draft_vocabulary, epochs=options.epochs),
+        engine=engine_options(options.batch, options.threads, options.cpu_kernels),
+        threads=options.threads,
+    )
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    report = run_all(options.out, open_target(locate(options.target)), order, say)
+    show(table(report), teacher_forced(report))

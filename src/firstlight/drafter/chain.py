@@ -1,0 +1,94 @@
+"""The true chain loop without an engine: drafts from captured states, verified against the answer itself.
+
+Called by `evaluate` and the gates. The answers are greedy, so that what a target step would accept is
+what stands in the answer. Invariant: a proposer sees the states and tokens up to its index and its own
+drafts, nothing later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from firstlight.models.eagle3 import DraftCache, Eagle3Drafter
+
+Propose = Callable[[int, int], list[int]]  # (index j, k): guesses of x_{j+2}, x_{j+3}, ...
+NGRAM_TOKENS = (3, 2, 1)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What came of one answer: `accepted[i]` rounds took draft i; `emitted` has the target's own too."""
+
+    num_rounds: int
+    emitted: int
+    accepted: tuple[int, ...]
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens of a target step."""
+        return self.emitted / max(self.num_rounds, 1)
+
+
+def run_chain(tokens: list[int], first: int, k: int, propose: Propose) -> Rounds:
+    """Decodes an answer with drafts: `tokens[j]` is x_{j+1}; x_{first + 1} is the first of the answer."""
+    index, num_rounds, emitted = first, 0, 0
+    accepted = [0] * k
+    while index + 1 < len(tokens):
+        right = tokens[index + 1 : index + 1 + k]
+        taken = 0
+        for draft, token in zip(propose(index, len(right)), right, strict=False):
+            if draft != token:
+                break
+            accepted[taken] += 1
+            taken += 1
+        step = min(taken + 1, len(tokens) - 1 - index)
+        index, num_rounds, emitted = index + taken + 1, num_rounds + 1, emitted + step
+    return Rounds(num_rounds, emitted, tuple(accepted))
+
+
+def eagle_proposer(
+    drafter: Eagle3Drafter,
+    states_TCH: torch.Tensor,
+    tokens: list[int],  # noqa: N803 - shape suffix
+) -> Propose:
+    """Drafts of an EAGLE-3 drafter over one document; its keys are made anew from true states each round."""
+    cache = DraftCache()
+    with torch.no_grad():
+        fused = drafter.fuse(states_TCH)
+    known = torch.tensor(tokens)
+    num_true = 0
+
+    @torch.no_grad()
+    def propose(index: int, k: int) -> list[int]:
+        nonlocal num_true
+        cache.truncate(num_true)
+        fresh = slice(num_true, index + 1)
+        output = drafter.advance(fused[fresh], known[fresh], cache)[-1:]
+        num_true = index + 1
+        drafts: list[int] = []
+        for number in range(k):
+            token = drafter.target_ids_R[drafter.logits(output).argmax(-1)]
+            drafts.append(int(token))
+            if number + 1 < k:
+                output = drafter.advance(drafter.feedback(output), token, cache)
+        return drafts
+
+    return propose
+
+
+def ngram_proposer(tokens: list[int]) -> Propose:
+    """Prompt lookup: what followed the last time that the newest tokens stood together."""
+
+    def propose(index: int, k: int) -> list[int]:
+        known = tokens[: index + 1]
+        for size in NGRAM_TOKENS:
+            tail = known[-size:]
+            for start in range(len(known) - size - 1, -1, -1):
+                if known[start : start + size] == tail:
+                    return known[start + size : start + size + k]
+        return []
+
+    return propose

@@ -1,0 +1,121 @@
+"""Stage 6: the drafter as folders that engines load: native, vLLM, SGLang and speculators, each read back.
+
+Called by `firstlight drafter export` and `run`. Weights are the same in every folder; names, layer ids
+and the config follow the engine. Invariant: a folder is kept only if our own strict reader makes the
+same drafter of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firstlight.base.errors import EngineError
+from firstlight.base.files import replacing
+from firstlight.drafter.card import write_card
+from firstlight.drafter.checkpoints import load_drafter
+from firstlight.drafter.probes import check_probes, write_probes
+from firstlight.drafter.shards import read_shard
+from firstlight.drafter.stages import Stage, open_stage, read_manifest
+from firstlight.drafter.target import Target, read_ends
+from firstlight.drafter.train import CHECKPOINT
+from firstlight.facts.drafter_config import LAYER_IDS
+from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
+from firstlight.models.eagle3 import Eagle3Drafter
+from firstlight.models.eagle3_file import CONFIG, EMBEDDING, WEIGHTS, load_eagle3, save_eagle3
+
+NATIVE, VLLM, SGLANG, SPECULATORS = "native", "vllm", "sglang", "speculators"
+Config = dict[str, Any]
+Tensors = dict[str, torch.Tensor]
+NUM_DRAFTS = 3
+
+
+def export(
+    out: Path, target: Target, engines: tuple[str, ...] = (NATIVE, VLLM, SGLANG, SPECULATORS)
+) -> Stage:
+    """Writes `out`/export/ENGINE for each engine, with model card and probes, and reads every folder back."""
+    ends = read_ends(target.checkpoint)
+    trained = read_manifest(out / "train")
+    drafter, _ = load_drafter(out / "train" / CHECKPOINT, ends.embedding)
+    stage = open_stage(out / "export", "export", {}, {}, target.record)
+    stage.manifest.inputs = {CHECKPOINT: trained.files[CHECKPOINT]}
+    captured = out / "capture"
+    shard = read_shard(captured / min(read_manifest(captured).files))
+    for engine in engines:
+        folder = stage.folder / engine
+        save_eagle3(folder, drafter, torch.bfloat16)
+        if engine != NATIVE:
+            _rewrite(folder, engine, target, ends.embedding)
+        _require_same(folder, drafter, target, ends.embedding)
+        write_probes(folder, drafter, shard)
+        write_card(folder, out, target, engine)
+        stage.manifest.numbers[engine] = check_probes(folder, target, ends.embedding)
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            stage.finish_file(path.relative_to(stage.folder).as_posix())
+    stage.finish()
+    return stage
+
+
+def _rewrite(folder: Path, engine: str, target: Target, embedding: torch.Tensor) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    tensors = read_tensor_file(folder / WEIGHTS)
+    _DIALECTS[engine](config, tensors, target, embedding)
+    write_tensor_file(folder / WEIGHTS, tensors, {})
+    with replacing(folder / CONFIG) as file:
+        file.write(json.dumps(config, indent=2).encode() + b"\n")
+
+
+def _for_vllm(config: Config, tensors: Tensors, target: Target, embedding: torch.Tensor) -> None:
+    """Ids of blocks that have run, where either of vLLM's two places finds them."""
+    config["eagle_config"] = {LAYER_IDS: config[LAYER_IDS]}
+
+
+def _for_sglang(config: Config, tensors: Tensors, target: Target, embedding: torch.Tensor) -> None:
+    """Ids of blocks whose output is taken: one less."""
+    config["eagle_config"] = {LAYER_IDS: [layer - 1 for layer in config.pop(LAYER_IDS)]}
+
+
+def _for_speculators(config: Config, tensors: Tensors, target: Target, embedding: torch.Tensor) -> None:
+    """Nested sizes, other names, the target's embedding in the file, and every flag said."""
+    for name in [name for name in tensors if name.startswith("midlayer.")]:
+        tensors["layers.0." + name.removeprefix("midlayer.")] = tensors.pop(name)
+    tensors[EMBEDDING] = embedding.to(torch.bfloat16)
+    inner = dict(config)
+    own = {name: inner.pop(name) for name in ("draft_vocab_size", LAYER_IDS)}
+    proposal = {"proposal_type": "greedy", "speculative_tokens": NUM_DRAFTS}
+    config.clear()
+    config.update(
+        own,
+        architectures=["Eagle3Speculator"],
+        speculators_model_type="eagle3",
+        speculators_config={
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": target.record.name, "architectures": ["LlamaForCausalLM"]},
+        },
+        norm_before_residual=False,
+        transformer_layer_config=inner,
+        torch_dtype="bfloat16",
+    )
+
+
+_Edit = Callable[[Config, Tensors, Target, torch.Tensor], None]
+_DIALECTS: dict[str, _Edit] = {VLLM: _for_vllm, SGLANG: _for_sglang, SPECULATORS: _for_speculators}
+
+
+def _require_same(folder: Path, drafter: Eagle3Drafter, target: Target, embedding: torch.Tensor) -> None:
+    """Raises `EngineError` where our reader makes another drafter of the folder: a bug of the export."""
+    loaded = load_eagle3(folder, target.checkpoint.description, embedding).drafter
+    same = loaded.config == drafter.config and loaded.target_ids_R.equal(drafter.target_ids_R)
+    for (_, ours), (_, theirs) in zip(drafter.named_parameters(), loaded.named_parameters(), strict=True):
+        same = same and theirs.equal(ours.to(torch.bfloat16).to(theirs.dtype))
+    if not same:
+        raise EngineError(
+            f"{folder} does not say the same as the drafter it was made from.",
+            "This is a bug; please report it.",
+        )

@@ -1,0 +1,229 @@
+"""Checks in a fixed order, each of which must hold before the next stage's numbers mean anything.
+
+Called by `firstlight drafter check` and `run`. A gate says what it measured and, where it fails, which
+side is at fault. Invariant: a gate measures with what a user has: the target, the captured states and
+the drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+
+from firstlight.base.errors import ModelFileError
+from firstlight.drafter.answers import Answer, read_answers
+from firstlight.drafter.capture import Capturer, CaptureSettings
+from firstlight.drafter.chain import eagle_proposer, run_chain
+from firstlight.drafter.make_drafter import drafter_config, initialise
+from firstlight.drafter.objective import Tally, make_teacher, unrolled
+from firstlight.drafter.packing import Row, rows_of
+from firstlight.drafter.shards import Document, Shard, read_shard
+from firstlight.drafter.stages import read_manifest
+from firstlight.drafter.target import Ends, Target, read_ends
+from firstlight.models.eagle3 import DraftCache, Eagle3Drafter
+
+NUM_DOCUMENTS = 4  # that are computed anew by the reference
+MIN_COSINE = 0.98  # of a served state with the reference's: layouts that round stay far above
+MIN_TEACHER_AGREEMENT = 0.9  # of the target's own greedy choices, from the last captured state
+OVERFIT_STEPS = 300
+OVERFIT_RATE = 2e-3
+OVERFIT_TOKENS = 64
+BY_HEART_TEMPERATURE = 0.05  # the choices of the target are to be learnt, not its doubts
+NUM_DRAFTS = 3
+MAX_LOGIT_GAP = 1e-3
+
+
+class Gate(msgspec.Struct, kw_only=True):
+    """One check: `said` is what was measured, or what is wrong and on which side."""
+
+    name: str
+    passed: bool
+    said: str
+
+
+def check(out: Path, target: Target) -> Iterator[Gate]:
+    """Runs the gates on what is captured; stops behind the first that fails."""
+    manifest = read_manifest(out / "capture")
+    name = min(manifest.files)
+    shard = read_shard(out / "capture" / name)
+    answers_name = name.replace("states-", "answers-").replace(".safetensors", ".jsonl")
+    answers = read_answers(out / "generate", answers_name)
+    ends = read_ends(target.checkpoint)
+    eps = target.checkpoint.description.norm_eps
+    for gate in (
+        lambda: states_gate(target, shard, answers),
+        lambda: teacher_gate(shard, ends, eps),
+        lambda: unroll_gate(target, shard, ends),
+        lambda: overfit_gate(target, shard, ends),
+    ):
+        result = gate()
+        yield result
+        if not result.passed:
+            return
+
+
+def require(gates: Iterator[Gate]) -> list[Gate]:
+    """All gates, or a `ModelFileError` with the words of the one that failed."""
+    passed = []
+    for gate in gates:
+        if not gate.passed:
+            raise ModelFileError(
+                f"The gate {gate.name!r} is closed: {gate.said}",
+                "Nothing behind it was run. Mend what it names, then run the same command again.",
+            )
+        passed.append(gate)
+    return passed
+
+
+def states_gate(target: Target, shard: Shard, answers: list[Answer]) -> Gate:
+    """Stored states beside those of the float32 reference; of a wrong layer it says which one it is."""
+    name = "states equal the reference"
+    num_layers = target.checkpoint.description.num_layers
+    every = tuple(range(num_layers))
+    reference = Capturer(target, CaptureSettings(layers=every, dtype="float32"), threads=0)
+    by_id = {answer.id: answer for answer in answers}
+    sums = torch.zeros(len(shard.contract.layers) + 1, num_layers + 1)
+    num = 0
+    for document, span in shard.spans()[:NUM_DOCUMENTS]:
+        answer = by_id[document.id]
+        (fresh,) = reference.states_of([answer.prompt_token_ids + answer.token_ids])
+        stored = torch.cat((shard.states[span][1:], shard.final[span][:-1, None]), 1).float()
+        # Index j + 1 of the states and index j of `final` are the same token, that of row j + 1.
+        expected = fresh[1:-1].float()
+        for place in range(stored.shape[1]):
+            sums[place] += F.cosine_similarity(stored[:, place, None], expected, dim=-1).sum(0)
+        num += len(stored)
+    cosines = sums / max(num, 1)
+    named = [*shard.contract.layers, shard.contract.final_layer]
+    for place, layer in enumerate(named):
+        best = int(cosines[place].argmax())
+        if float(cosines[place, layer]) < MIN_COSINE:
+            said = (
+                f"state {layer} has a cosine of {float(cosines[place, layer]):.4f} with the reference "
+                f"and {float(cosines[place, best]):.4f} with state {best}: "
+            )
+            other = "the capture takes another layer (integration)."
+            side = other if best != layer else "the engine computes it wrongly."
+            return Gate(name=name, passed=False, said=said + side)
+    lowest = min(float(cosines[place, layer]) for place, layer in enumerate(named))
+    return Gate(name=name, passed=True, said=f"finite, and cosine at least {lowest:.5f} over {num} tokens")
+
+
+def teacher_gate(shard: Shard, ends: Ends, norm_eps: float) -> Gate:
+    """The target's norm and head on the last state must give the tokens that the target chose."""
+    name = "the last state is the teacher"
+    teacher = make_teacher(ends, torch.arange(len(ends.head)), norm_eps)
+    asked = shard.supervised.nonzero().squeeze(1)[:512]
+    chosen = teacher.log_probs(shard.final[asked]).argmax(-1)
+    share = float((chosen == shard.wanted[asked]).float().mean()) if len(asked) else 0.0
+    said = f"{100 * share:.1f} % of {len(asked)} tokens follow from it"
+    if share < MIN_TEACHER_AGREEMENT:
+        said += ": the last state is of another block, was normed, or the answers are not greedy (data)."
+    return Gate(name=name, passed=share >= MIN_TEACHER_AGREEMENT, said=said)
+
+
+def unroll_gate(target: Target, shard: Shard, ends: Ends) -> Gate:
+    """Training's unrolled drafts equal the drafter run step by step, as it is served."""
+    name = "training equals serving"
+    drafter = _fresh(target, shard, ends)
+    # Outputs that are zero at first would hide a difference.
+    with torch.no_grad():
+        for matrix in (drafter.o_proj, drafter.down_proj):
+            matrix.weight.normal_(std=0.02)
+    row = _one_document(shard)
+    rows = row.unroll_rows()
+    place = len(rows.queries_Q) // 2
+    index = int(rows.queries_Q[place])
+    with torch.no_grad():
+        unrolled_outputs = [output[place] for output in drafter.unroll(rows, NUM_DRAFTS)]
+        cache = DraftCache()
+        fused = drafter.fuse(row.states_TCH[: index + 1])
+        output = drafter.advance(fused, row.tokens_T[: index + 1], cache)[-1:]
+        gaps = []
+        for step in range(NUM_DRAFTS):
+            gaps.append(float((drafter.logits(output) - drafter.logits(unrolled_outputs[step])).abs().max()))
+            later = row.tokens_T[index + step + 1 : index + step + 2]
+            if step + 1 == NUM_DRAFTS or not len(later):
+                break
+            output = drafter.advance(drafter.feedback(output), later, cache)
+    worst = max(gaps)
+    said = f"largest difference of logits {worst:.1e} over {len(gaps)} drafts"
+    return Gate(name=name, passed=worst <= MAX_LOGIT_GAP, said=said)
+
+
+def overfit_gate(target: Target, shard: Shard, ends: Ends) -> Gate:
+    """A drafter that sees one answer only must learn it by heart, and then draft nearly all of it."""
+    name = "one answer is learnt by heart"
+    torch.manual_seed(0)
+    drafter = _fresh(target, shard, ends)
+    row = _one_document(shard, OVERFIT_TOKENS)
+    teacher = replace(
+        make_teacher(ends, drafter.target_ids_R, target.checkpoint.description.norm_eps),
+        temperature=BY_HEART_TEMPERATURE,
+    )
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=OVERFIT_RATE, weight_decay=0.0)
+    for step in range(OVERFIT_STEPS):
+        outcome = unrolled(drafter, teacher, row, NUM_DRAFTS, 1.0)
+        torch.autograd.backward(outcome.loss)
+        torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        tally = Tally(NUM_DRAFTS)
+        tally.add(outcome)
+        if step > 10 and min(tally.conditional) == 1.0:
+            break
+    tokens = row.tokens_T.tolist()
+    first = int(row.supervised_T.nonzero()[0])
+    rounds = run_chain(tokens, first, NUM_DRAFTS, eagle_proposer(drafter, row.states_TCH, tokens))
+    length = rounds.acceptance_length
+    # The last round is cut by the end of the answer, so that k + 1 itself may be out of reach.
+    best = rounds.emitted / -(-rounds.emitted // (NUM_DRAFTS + 1))
+    passed = length >= 0.9 * best
+    said = f"acceptance length {length:.2f} of at most {best:.2f} after {step + 1} steps"
+    if not passed:
+        said += ": loss, mask or states are wrong (training)."
+    return Gate(name=name, passed=passed, said=said)
+
+
+def _fresh(target: Target, shard: Shard, ends: Ends) -> Eagle3Drafter:
+    """A drafter whose vocabulary holds what the shard's documents need."""
+    seen = torch.cat((shard.wanted[shard.supervised], shard.tokens)).long().unique()
+    ids = seen[seen >= 0]
+    drafter = Eagle3Drafter(drafter_config(target, shard.contract.layers, len(ids)), ends.embedding)
+    drafter.target_ids_R.copy_(ids)
+    initialise(drafter, ends)
+    return drafter
+
+
+def _one_document(shard: Shard, max_supervised: int | None = None) -> Row:
+    """The row of the first document with a long enough answer; cut behind `max_supervised` tokens."""
+    for document, span in shard.spans():
+        places = shard.supervised[span].nonzero().squeeze(1)
+        if len(places) <= 2 * NUM_DRAFTS:
+            continue
+        (row,) = rows_of(shard, document.num_indices, _is(document.id))
+        is_cut = max_supervised is not None and len(places) > max_supervised
+        end = int(places[max_supervised]) if is_cut else len(row.tokens_T)
+        return Row(
+            states_TCH=row.states_TCH[:end],
+            final_TH=row.final_TH[:end],
+            tokens_T=row.tokens_T[:end],
+            wanted_T=row.wanted_T[:end],
+            supervised_T=row.supervised_T[:end],
+            positions_T=row.positions_T[:end],
+            document_T=row.document_T[:end],
+            families_D=row.families_D,
+        )
+    raise ModelFileError(
+        "No captured answer is long enough to check with.",
+        "Raise --max-tokens of generate, or give more prompts.",
+    )
+
+
+def _is(name: str) -> Callable[[Document], bool]:
+    return lambda document: document.id == name

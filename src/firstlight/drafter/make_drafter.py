@@ -1,0 +1,105 @@
+"""A new drafter for a target: its sizes, its draft vocabulary, and weights that start near the target's own.
+
+Called by `train`. The head begins as the target's rows, the last state passes through, and the layer's own
+outputs begin at zero. Invariant: only settings and data decide what is made, not the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from firstlight.base.errors import UsageError
+from firstlight.drafter.prompts import TRAIN
+from firstlight.drafter.shards import read_shard, read_wanted
+from firstlight.drafter.target import Ends, Target
+from firstlight.drafter.vocabulary import build_vocabulary, coverage, tokens_to_keep
+from firstlight.models.eagle3 import DrafterConfig, Eagle3Drafter
+
+if TYPE_CHECKING:
+    from firstlight.drafter.train import TrainSettings
+
+INITIAL_SCALE = 0.02
+MIN_POSITIONS = 2048
+
+
+@dataclass(frozen=True)
+class Made:
+    """A drafter that has not learned yet, and what is to be said of its vocabulary."""
+
+    drafter: Eagle3Drafter
+    numbers: dict[str, Any]
+
+
+def new_drafter(target: Target, ends: Ends, shards: list[Path], settings: TrainSettings) -> Made:
+    """Makes the drafter from what the first shards hold. Raises `UsageError` where nothing is supervised."""
+    first = read_shard(shards[0])
+    counts, held_out = _count(shards, len(ends.embedding))
+    if not int(counts.sum()):
+        raise UsageError(
+            "No token of the captured answers is supervised, so there is nothing to learn.",
+            "Check that generate made answers, and that its chat template is the target's.",
+        )
+    ids = build_vocabulary(counts, min(settings.draft_vocab_size, len(counts)), tokens_to_keep(target))
+    drafter = Eagle3Drafter(drafter_config(target, first.contract.layers, len(ids)), ends.embedding)
+    drafter.target_ids_R.copy_(ids)
+    initialise(drafter, ends)
+    numbers = {
+        "size": len(ids),
+        "distinct_tokens_seen": int((counts > 0).sum()),
+        "supervised_tokens": int(counts.sum()),
+        "coverage_train": round(coverage(counts, ids), 6),
+        "coverage_held_out": round(coverage(held_out, ids), 6),
+        "parameters": sum(parameter.numel() for parameter in drafter.parameters()),
+    }
+    return Made(drafter, numbers)
+
+
+def initialise(drafter: Eagle3Drafter, ends: Ends) -> None:
+    """Weights from which training starts well: the head is the target's, fc hands on the last state."""
+    config = drafter.config
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=INITIAL_SCALE)
+            elif not name.startswith("norm."):
+                parameter.fill_(1.0)
+        drafter.o_proj.weight.zero_()
+        drafter.down_proj.weight.zero_()
+        if config.hidden_size == config.target_hidden_size:
+            drafter.fc.weight.zero_()
+            drafter.fc.weight[:, -config.hidden_size :] = torch.eye(config.hidden_size)
+            drafter.lm_head.weight.copy_(ends.head[drafter.target_ids_R])
+            drafter.norm.weight.copy_(ends.norm)
+
+
+def drafter_config(target: Target, layers: tuple[int, ...], draft_vocab_size: int) -> DrafterConfig:
+    """A drafter with the sizes of one of the target's own layers, and no norm that an engine may lack."""
+    d = target.checkpoint.description
+    return DrafterConfig(
+        hidden_size=d.hidden_size,
+        target_hidden_size=d.hidden_size,
+        num_heads=d.num_heads,
+        num_kv_heads=d.num_kv_heads,
+        head_size=d.head_size,
+        intermediate_size=d.intermediate_size,
+        vocab_size=d.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        max_position=max(d.max_position, MIN_POSITIONS),
+        norm_eps=d.norm_eps,
+        rope_theta=d.rope_theta,
+        rope_scaling=d.rope_scaling,
+        state_layers=layers,
+    )
+
+
+def _count(shards: list[Path], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """How often each token is to be predicted, in documents to train on and in the others."""
+    counts = torch.zeros(2, vocab_size, dtype=torch.int64)
+    for path in shards:
+        for document, wanted in read_wanted(path):
+            counts[int(document.split != TRAIN)] += torch.bincount(wanted.long(), minlength=vocab_size)
+    return counts[0], counts[1]

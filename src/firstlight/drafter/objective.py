@@ -1,0 +1,142 @@
+"""What training minimises and what it reports: soft cross-entropy on the draft vocabulary, and honest
+accuracy.
+
+Called by `train` and `evaluate`. A position whose right token is not in the draft vocabulary has no loss and
+counts as a failure: the drafter can never say it. Invariant: accuracy is against the target's choice among
+all its tokens.
+
+Shapes: Q indices that are drafted from, S draft steps, R draft vocabulary, V target vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+
+from firstlight.drafter.packing import Row
+from firstlight.drafter.target import Ends
+from firstlight.models.eagle3 import Eagle3Drafter
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`loss`: weighted over the drafts. `valid_SQ`: there is a right token; `correct_SQ`: it was given."""
+
+    loss: torch.Tensor
+    valid_SQ: torch.Tensor
+    correct_SQ: torch.Tensor
+    losses_S: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The target's final norm and the rows of its head that the draft vocabulary has."""
+
+    norm: torch.Tensor
+    head_RH: torch.Tensor
+    norm_eps: float
+    place_V: torch.Tensor  # draft id of each target token, -1 outside
+    temperature: float = 1.0  # below 1 its distribution is sharper
+
+    def log_probs(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        """The target's distribution over the draft vocabulary, given that its token is in there [Q, R]."""
+        wide = final_QH.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.norm_eps)
+        return F.log_softmax(wide * scale * self.norm @ self.head_RH.t() / self.temperature, -1)
+
+
+def make_teacher(ends: Ends, ids_R: torch.Tensor, norm_eps: float) -> Teacher:  # noqa: N803
+    """The teacher of a draft vocabulary."""
+    place = torch.full((len(ends.head),), -1, dtype=torch.int64)
+    place[ids_R] = torch.arange(len(ids_R))
+    return Teacher(ends.norm, ends.head[ids_R].contiguous(), norm_eps, place)
+
+
+def unrolled(
+    drafter: Eagle3Drafter, teacher: Teacher, row: Row, num_steps: int, step_decay: float
+) -> Outcome:
+    """Runs the training-time test over a row. The mean loss of draft i has the weight `step_decay` ** i."""
+    rows = row.unroll_rows()
+    queries = rows.queries_Q
+    with torch.no_grad():
+        probs_TR = _teacher_probs(teacher, row)  # noqa: N806 - shape suffix
+    place_T = teacher.place_V[row.wanted_T.clamp(min=0)]  # noqa: N806
+    losses, valids, corrects = [], [], []
+    for step, output in enumerate(drafter.unroll(rows, num_steps)):
+        later, valid = row.valid(queries, step)
+        logits = drafter.logits(output).float()
+        right = place_T[later]
+        with torch.no_grad():
+            corrects.append(valid & (logits.argmax(-1) == right))
+        valids.append(valid)
+        learn = valid & (right >= 0)
+        log_q = F.log_softmax(logits[learn], -1)
+        total = -(probs_TR.rows(later[learn]) * log_q).sum()
+        losses.append(total / learn.sum().clamp(min=1))
+    weights = torch.tensor([step_decay**step for step in range(num_steps)])
+    losses_S = torch.stack(losses)  # noqa: N806
+    return Outcome((losses_S * weights).sum(), torch.stack(valids), torch.stack(corrects), losses_S.detach())
+
+
+@dataclass(frozen=True)
+class _Probs:
+    """Distributions of the supervised indices only: the others are never asked for."""
+
+    probs_QR: torch.Tensor
+    place_T: torch.Tensor
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        return self.probs_QR[self.place_T[indices]]
+
+
+def _teacher_probs(teacher: Teacher, row: Row) -> _Probs:
+    asked = row.supervised_T.nonzero().squeeze(1)
+    place = torch.zeros(len(row.tokens_T), dtype=torch.int64)
+    place[asked] = torch.arange(len(asked))
+    return _Probs(teacher.log_probs(row.final_TH[asked]).exp_(), place)
+
+
+@dataclass
+class Tally:
+    """Counts over rows. `reached[i]`: drafts i whose earlier ones were right; `accepted[i]`: also right."""
+
+    num_steps: int
+
+    def __post_init__(self) -> None:
+        self.valid = [0] * self.num_steps
+        self.correct = [0] * self.num_steps
+        self.reached = [0] * self.num_steps
+        self.accepted = [0] * self.num_steps
+
+    def add(self, outcome: Outcome) -> None:
+        """Counts the drafts of one row."""
+        alive = torch.ones(outcome.valid_SQ.shape[1], dtype=torch.bool)
+        for step in range(self.num_steps):
+            valid, correct = outcome.valid_SQ[step], outcome.correct_SQ[step]
+            self.valid[step] += int(valid.sum())
+            self.correct[step] += int(correct.sum())
+            alive = alive & valid
+            self.reached[step] += int(alive.sum())
+            alive = alive & correct
+            self.accepted[step] += int(alive.sum())
+
+    @property
+    def accuracy(self) -> list[float]:
+        """Right drafts of each step, whatever came before."""
+        return [c / max(v, 1) for c, v in zip(self.correct, self.valid, strict=True)]
+
+    @property
+    def conditional(self) -> list[float]:
+        """Right drafts of each step, of those whose earlier ones were right."""
+        return [a / max(r, 1) for a, r in zip(self.accepted, self.reached, strict=True)]
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a target step gives, the one of the target's own included: 1 + sum of products."""
+        length, chance = 1.0, 1.0
+        for rate in self.conditional:
+            chance *= rate
+            length += chance
+        return length

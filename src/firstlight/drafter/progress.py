@@ -1,0 +1,72 @@
+"""Progress of a long stage: done of total, rate and time left, as a bar or as a line every few seconds.
+
+Called by every stage. Invariant: it goes to standard error, and never more than ten times a second.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+LINE_EVERY_S = 15.0
+
+
+class Meter:
+    """`with Meter("capture", "tokens", total) as meter: meter.add(512)`. `done`: from an earlier run."""
+
+    def __init__(self, what: str, unit: str, total: int, done: int = 0) -> None:
+        self.what, self.unit, self.total, self.done = what, unit, total, done
+        self._first = done
+        self._began_s = time.monotonic()
+        self._shown_s = self._began_s
+        self._note = ""
+        console = Console(stderr=True)
+        columns = (TextColumn(what), BarColumn(), TextColumn("{task.fields[text]}"))
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal, refresh_per_second=2)
+        self._task = self._bar.add_task(what, total=total, completed=done, text="")
+
+    def __enter__(self) -> Meter:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+        if kind is None:
+            self._say()
+
+    @property
+    def rate(self) -> float:
+        """Units a second since this run began."""
+        return (self.done - self._first) / max(time.monotonic() - self._began_s, 1e-9)
+
+    def add(self, num: int, note: str = "") -> None:
+        """Counts `num` more units; `note` is shown behind them."""
+        self.done += num
+        self._note = note or self._note
+        self._bar.update(self._task, completed=self.done, text=self.text())
+        if self._bar.disable and time.monotonic() - self._shown_s >= LINE_EVERY_S:
+            self._say()
+
+    def text(self) -> str:
+        """Done, total, rate and time left, as a person reads them."""
+        left_s = (self.total - self.done) / self.rate if self.rate > 0 else None
+        left = "" if left_s is None else f", {_duration(left_s)} left"
+        note = f", {self._note}" if self._note else ""
+        return f"{self.done:,} of {self.total:,} {self.unit}, {self.rate:,.1f} a second{left}{note}"
+
+    def _say(self) -> None:
+        self._shown_s = time.monotonic()
+        if self._bar.disable:
+            print(f"{self.what}: {self.text()}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,250 @@
+"""Drafter checkpoints: a folder with config.json and safetensors, read strictly; and written, as our own.
+
+Called by serving and by the room `drafter`. Invariant: every tensor of the file is used, every parameter
+of the drafter comes from the file, and each has the shape that the configuration demands; or an error
+names file, tensor and likely cause. Nothing is skipped and nothing is left as it was initialised.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firstlight.base.errors import ModelFileError, UnsupportedError
+from firstlight.base.files import replacing
+from firstlight.facts.description import ModelDescription
+from firstlight.facts.drafter_config import LAYER_IDS, DrafterFile, describe_drafter
+from firstlight.facts.fields import read_json_object
+from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
+from firstlight.models.eagle3 import DrafterConfig, Eagle3Drafter
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+D2T, T2D, EMBEDDING = "d2t", "t2d", "embed_tokens.weight"
+_PREFIX = re.compile(r"^(model\.)?(midlayer\.|layers\.0\.)?(self_attn\.|mlp\.)?")
+_LAYER = "midlayer."
+_PARTS = {"q_proj": "self_attn.", "k_proj": "self_attn.", "v_proj": "self_attn.", "o_proj": "self_attn."} | {
+    name: "mlp." for name in ("gate_proj", "up_proj", "down_proj")
+}
+_IN_LAYER = (*_PARTS, "hidden_norm", "input_layernorm", "post_attention_layernorm")
+_OTHER_TARGET = "Use a drafter that was trained for this very target."
+_EXPORT_AGAIN = "Export the drafter again, or download its files again."
+
+
+@dataclass(frozen=True)
+class LoadedDrafter:
+    """A drafter that is ready, and what is to be said of its file at the start."""
+
+    drafter: Eagle3Drafter
+    dialect: str
+    notes: tuple[str, ...]
+
+
+def load_eagle3(
+    folder: Path,
+    target: ModelDescription,
+    embedding_VH: torch.Tensor,  # noqa: N803 - shape suffix
+) -> LoadedDrafter:
+    """Reads a drafter for a target; `embedding_VH` is the target's, used where the file has none of its own.
+
+    Raises `ModelFileError` or `UnsupportedError`.
+    """
+    config_path = folder / CONFIG
+    described = describe_drafter(read_json_object(config_path), str(config_path), target)
+    path = _weights_file(folder)
+    tensors = _by_parameter(path, read_tensor_file(path))
+    ids = _draft_ids(path, tensors, described)
+    own = tensors.pop(EMBEDDING, None)
+    if own is not None:
+        _require_shape(path, EMBEDDING, own, (target.vocab_size, described.layer.hidden_size))
+        embedding_VH = own.to(embedding_VH.dtype)  # noqa: N806 - shape suffix
+    drafter = Eagle3Drafter(_config(described, target), embedding_VH)
+    wanted = dict(drafter.named_parameters())
+    _require_same_names(path, tensors, wanted, described)
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            _require_shape(path, name, tensors[name], tuple(parameter.shape))
+            parameter.copy_(tensors[name])
+    drafter.target_ids_R.copy_(ids)
+    notes = (
+        f"dialect: {described.dialect}",
+        f"layers: {described.layers_note}",
+        f"embedding: {'of the file' if own is not None else 'of the target'}",
+        *(f"{name}: {value}" for name, value in described.flags.items() if value),
+    )
+    return LoadedDrafter(drafter, described.dialect, notes)
+
+
+def save_eagle3(folder: Path, drafter: Eagle3Drafter, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Writes a folder in the raw dialect, with layer ids at the top level (blocks that have run)."""
+    ids = drafter.target_ids_R
+    tensors = {file_name(name): p.detach().to(dtype) for name, p in drafter.named_parameters()}
+    tensors[D2T] = ids - torch.arange(len(ids))
+    t2d = torch.zeros(drafter.config.vocab_size, dtype=torch.bool)
+    t2d[ids] = True
+    tensors[T2D] = t2d
+    write_tensor_file(folder / WEIGHTS, tensors, {})
+    with replacing(folder / CONFIG) as file:
+        file.write(json.dumps(raw_config(drafter.config, dtype), indent=2).encode() + b"\n")
+
+
+def file_name(parameter: str) -> str:
+    """The name of a parameter's tensor in the raw dialect."""
+    stem = parameter.split(".")[0]
+    return f"{_LAYER}{_PARTS.get(stem, '')}{parameter}" if stem in _IN_LAYER else parameter
+
+
+def raw_config(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """The content of config.json in the raw dialect."""
+    c = config
+    scaling = c.rope_scaling
+    rope: dict[str, Any] | None = None
+    if scaling.kind == "linear":
+        rope = {"rope_type": "linear", "factor": scaling.factor}
+    elif scaling.kind == "llama3":
+        rope = {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position,
+        }
+    elif scaling.kind != "none":
+        raise UnsupportedError(
+            f"The rotary scaling {scaling.kind!r} has no spelling in a config.json.",
+            "Serve it natively only.",
+        )
+    values: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": c.hidden_size,
+        "target_hidden_size": c.target_hidden_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads,
+        "head_dim": c.head_size,
+        "intermediate_size": c.intermediate_size,
+        "vocab_size": c.vocab_size,
+        "draft_vocab_size": c.draft_vocab_size,
+        "max_position_embeddings": c.max_position,
+        "rms_norm_eps": c.norm_eps,
+        "rope_theta": c.rope_theta,
+        "rope_scaling": rope,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        LAYER_IDS: list(c.state_layers),
+    }
+    flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    return values | {name: True for name in flags if getattr(c, name)}
+
+
+def _weights_file(folder: Path) -> Path:
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(path.name for path in found[:3])
+        raise ModelFileError(f"{folder} holds several weight files ({names}).", "Keep one of them.")
+    pickles = [path.name for path in folder.glob("*.bin")] + [path.name for path in folder.glob("*.pt")]
+    only = f", only {pickles[0]}, which is a pickle" if pickles else ""
+    raise ModelFileError(
+        f"{folder} holds no safetensors file{only}.",
+        "Convert it to safetensors, or download the drafter again.",
+    )
+
+
+def _by_parameter(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors by the names of our parameters; two that mean the same are an error."""
+    named: dict[str, torch.Tensor] = {}
+    for name, values in tensors.items():
+        short = _PREFIX.sub("", name)
+        if short in named:
+            raise ModelFileError(f"{path}: {name} is there twice, under two names.", _EXPORT_AGAIN)
+        named[short] = values
+    return named
+
+
+def _draft_ids(path: Path, tensors: dict[str, torch.Tensor], described: DrafterFile) -> torch.Tensor:
+    """The target's id of each draft id, from the offsets in d2t; checked against t2d where that is there."""
+    num, vocab_size = described.draft_vocab_size, described.layer.vocab_size
+    offsets, t2d = tensors.pop(D2T, None), tensors.pop(T2D, None)
+    if offsets is None:
+        if num == vocab_size:
+            return torch.arange(num)
+        raise ModelFileError(
+            f"{path}: {D2T} is missing, and without it the {num} draft tokens mean nothing.", _EXPORT_AGAIN
+        )
+    _require_shape(path, D2T, offsets, (num,))
+    ids = offsets.long() + torch.arange(num)
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        wrong = int(((ids < 0) | (ids >= vocab_size)).nonzero()[0])
+        raise ModelFileError(
+            f"{path}: {D2T}[{wrong}] leads to the token {int(ids[wrong])}, outside of the {vocab_size}; "
+            "it may hold absolute ids where offsets are expected.",
+            _EXPORT_AGAIN,
+        )
+    if len(ids.unique()) != num:
+        raise ModelFileError(f"{path}: {D2T} maps two draft tokens to the same token.", _EXPORT_AGAIN)
+    marks = None if t2d is None else t2d.bool()
+    if marks is not None and (len(marks) != vocab_size or int(marks.sum()) != num or not marks[ids].all()):
+        raise ModelFileError(f"{path}: {T2D} does not mark the tokens that {D2T} names.", _EXPORT_AGAIN)
+    return ids
+
+
+def _config(described: DrafterFile, target: ModelDescription) -> DrafterConfig:
+    layer = described.layer
+    return DrafterConfig(
+        hidden_size=layer.hidden_size,
+        target_hidden_size=target.hidden_size,
+        num_heads=layer.num_heads,
+        num_kv_heads=layer.num_kv_heads,
+        head_size=layer.head_size,
+        intermediate_size=layer.intermediate_size,
+        vocab_size=layer.vocab_size,
+        draft_vocab_size=described.draft_vocab_size,
+        max_position=layer.max_position,
+        norm_eps=layer.norm_eps,
+        rope_theta=layer.rope_theta,
+        rope_scaling=layer.rope_scaling,
+        state_layers=described.layers,
+        **described.flags,
+    )
+
+
+def _require_same_names(
+    path: Path, tensors: dict[str, torch.Tensor], wanted: dict[str, Any], described: DrafterFile
+) -> None:
+    missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    if missing:
+        other = "this is an EAGLE drafter of another generation"
+        cause = other if "fc.weight" in missing else "the file is incomplete"
+        raise ModelFileError(
+            f"{path}: the tensor {missing[0]} is missing ({len(missing)} in all); {cause}, or a norm flag in "
+            f"{CONFIG} is set that was not trained.",
+            _EXPORT_AGAIN,
+        )
+    if unknown:
+        raise ModelFileError(
+            f"{path}: the tensor {unknown[0]} has no place here ({len(unknown)} in all); a norm flag "
+            f"may be missing in {CONFIG} (found: {described.flags}), or it is another architecture.",
+            f"Correct {CONFIG}, or export the drafter again.",
+        )
+
+
+def _require_shape(path: Path, name: str, values: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(values.shape) == shape:
+        return
+    cause = "it was trained for a target of another hidden size, or with another number of states"
+    if name.startswith(("lm_head", D2T)):
+        cause = "draft_vocab_size in config.json does not belong to these weights"
+    elif name != "fc.weight":
+        cause = "the sizes in config.json do not belong to these weights"
+    raise ModelFileError(
+        f"{path}: the tensor {name} is {list(values.shape)}, expected {list(shape)}: {cause}.", _OTHER_TARGET
+    )

@@ -1,0 +1,131 @@
+"""Prompts: families, files, hold-outs, and nothing twice."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from firstlight.base.errors import ModelFileError, UsageError
+from firstlight.drafter import families
+from firstlight.drafter.loops import loop_start
+from firstlight.drafter.prompt_files import read_prompt_file
+from firstlight.drafter.prompts import (
+    HELD_OUT_FAMILY,
+    SELF,
+    TRAIN,
+    PromptSettings,
+    identify,
+    make_prompts,
+    read_prompts,
+)
+from firstlight.drafter.target import Target, open_target
+from support.drafters import SMALL_ENGINE, write_prompt_file
+from support.serving import write_chat_model
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return open_target(write_chat_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.mark.parametrize("name", families.TEMPLATES)
+def test_a_family_repeats_with_its_seed_and_varies_without(name: str) -> None:
+    make = families.TEMPLATES[name]
+    first = [make(random.Random(seed)) for seed in range(20)]
+    assert first == [make(random.Random(seed)) for seed in range(20)]
+    assert len(set(first)) > 10
+    assert all("  " not in text and text == text.strip() for text in first)
+
+
+def test_held_out_families_are_never_trained_on(target: Target, tmp_path: Path) -> None:
+    make_prompts(tmp_path, target, PromptSettings(num_templates=200, num_gym=0, num_self=0), {})
+    prompts = read_prompts(tmp_path)
+    assert len({prompt.id for prompt in prompts}) == len(prompts)
+    by_family = {prompt.family for prompt in prompts}
+    assert by_family == set(families.TEMPLATES)
+    for prompt in prompts:
+        assert (prompt.split == HELD_OUT_FAMILY) == (prompt.family in families.HELD_OUT)
+    trained = [prompt for prompt in prompts if prompt.split == TRAIN]
+    assert 0.7 * len(prompts) < len(trained) < len(prompts)
+
+
+def test_duplicates_are_removed_whatever_their_spaces(target: Target, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"prompt": "Hello there"}\n{"prompt": "hello   THERE"}\n{"prompt": "Other"}\n')
+    settings = PromptSettings(num_templates=0, num_gym=0, num_self=0, files=(str(path),))
+    make_prompts(tmp_path, target, settings, {})
+    assert [p.family for p in read_prompts(tmp_path)] == ["own", "own"]
+
+
+def test_the_target_makes_prompts_itself(target: Target, tmp_path: Path) -> None:
+    settings = PromptSettings(num_templates=0, num_gym=0, num_self=40, files=())
+    make_prompts(tmp_path, target, settings, SMALL_ENGINE)
+    prompts = read_prompts(tmp_path)
+    assert all(prompt.family == SELF and prompt.messages[0]["content"] for prompt in prompts)
+
+
+def test_other_settings_do_not_mix_with_what_is_there(target: Target, tmp_path: Path) -> None:
+    settings = PromptSettings(num_templates=20, num_gym=0, num_self=0)
+    make_prompts(tmp_path, target, settings, {})
+    before = (tmp_path / "prompts" / "prompts.jsonl").read_bytes()
+    make_prompts(tmp_path, target, settings, {})
+    assert (tmp_path / "prompts" / "prompts.jsonl").read_bytes() == before
+    with pytest.raises(UsageError, match="was begun with num_templates = 20, and now it is 21"):
+        make_prompts(tmp_path, target, PromptSettings(num_templates=21, num_gym=0, num_self=0), {})
+
+
+def test_a_changed_prompt_file_is_noticed(target: Target, tmp_path: Path) -> None:
+    make_prompts(tmp_path, target, PromptSettings(num_templates=20, num_gym=0, num_self=0), {})
+    path = tmp_path / "prompts" / "prompts.jsonl"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ModelFileError, match="is not the file that the stage wrote"):
+        read_prompts(tmp_path)
+
+
+def test_three_kinds_of_files(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "1", "reasoning_content": "It is one."},
+        {"role": "user", "content": "Two?"},
+    ]
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    own = {"messages": [*messages, {"role": "assistant", "content": "2"}]}
+    rows = [own, {"conversations": turns}, "text"]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    expected = [messages, [{"role": "user", "content": "Hi"}], [{"role": "user", "content": "text"}]]
+    assert read_prompt_file(path) == expected
+    path.write_text(json.dumps(rows))
+    assert read_prompt_file(path) == expected
+    assert len(read_prompt_file(write_prompt_file(tmp_path / "plain.jsonl", 5))) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"prompt": "a"}\n{"prompt"', "line 2"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', "record 1: there is no user message"),
+        ("7", "no user message"),
+    ],
+)
+def test_a_record_that_is_not_understood_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(ModelFileError, match=words):
+        read_prompt_file(path)
+
+
+def test_a_name_is_made_of_roles_and_content() -> None:
+    assert identify([{"role": "user", "content": "A"}]) != identify([{"role": "system", "content": "A"}])
+
+
+def test_a_loop_is_cut_where_its_second_round_begins() -> None:
+    round_ = list(range(100, 112))
+    assert loop_start([1, 2, 3, *round_ * 4]) == 3 + len(round_)
+    assert loop_start([*range(50), 7, *range(40)]) is None
+    assert loop_start([5] * 40) == 8
+    assert loop_start([]) is None

@@ -1,0 +1,81 @@
+"""What a finished run hands over: evaluation, gates in their order, exports read back, and probes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from firstlight.base.errors import ModelFileError
+from firstlight.drafter.evaluate import EvaluateSettings, evaluate
+from firstlight.drafter.export import NATIVE, SGLANG, SPECULATORS, VLLM, export
+from firstlight.drafter.gates import Gate, check, require
+from firstlight.drafter.probes import check_probes
+from firstlight.drafter.target import Target, read_ends
+from firstlight.drafter.train import Limits, TrainSettings, train
+from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
+from firstlight.models.eagle3_file import load_eagle3
+from support.drafters import LAYERS, captured_run
+
+ENGINES = (NATIVE, VLLM, SGLANG, SPECULATORS)
+Run = tuple[Path, Target]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    out, target = captured_run(tmp_path_factory.mktemp("run"), max_tokens=40)
+    settings = TrainSettings(
+        draft_vocab_size=60, epochs=4, row_tokens=128, rows_per_step=2, warmup_steps=1, learning_rate=1e-2
+    )
+    train(out, target, settings, Limits())
+    evaluate(out, target, EvaluateSettings(max_documents=2))
+    export(out, target)
+    return out, target
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_export_is_the_same_drafter(run: Run, engine: str) -> None:
+    out, target = run
+    embedding = read_ends(target.checkpoint).embedding
+    folder = out / "export" / engine
+    loaded = load_eagle3(folder, target.checkpoint.description, embedding)
+    native = load_eagle3(out / "export" / NATIVE, target.checkpoint.description, embedding)
+    assert loaded.drafter.config == native.drafter.config
+    assert loaded.drafter.config.state_layers == LAYERS
+    assert check_probes(folder, target, embedding) == "12 of 12 probed drafts equal"
+    card = (folder / "README.md").read_text()
+    assert target.record.weights_sha256 in card
+    assert "| eagle3 | in domain" in card
+
+
+def test_probes_notice_a_wrong_weight_and_another_embedding(run: Run, tmp_path: Path) -> None:
+    out, target = run
+    embedding = read_ends(target.checkpoint).embedding
+    folder = tmp_path / "native"
+    shutil.copytree(out / "export" / NATIVE, folder)
+    with pytest.raises(ModelFileError, match="drafts differ from what was stored"):
+        check_probes(folder, target, torch.randn_like(embedding))
+    tensors = read_tensor_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].flip(0).contiguous()
+    write_tensor_file(folder / "model.safetensors", tensors, {})
+    with pytest.raises(ModelFileError, match="drafts differ from what was stored"):
+        check_probes(folder, target, embedding)
+
+
+def test_the_gates_come_in_their_order_and_all_open(run: Run) -> None:
+    out, target = run
+    gates = require(check(out, target))
+    assert [gate.name for gate in gates] == [
+        "states equal the reference",
+        "the last state is the teacher",
+        "training equals serving",
+        "one answer is learnt by heart",
+    ]
+
+
+def test_a_closed_gate_ends_the_run_with_its_words() -> None:
+    gates = [Gate(name="first", passed=True, said="fine"), Gate(name="second", passed=False, said="not so.")]
+    with pytest.raises(ModelFileError, match="The gate 'second' is closed: not so"):
+        require(iter(gates))
