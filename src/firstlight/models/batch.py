@@ -2,8 +2,8 @@
 
 Made by `engine.runner` from a step plan, read by models. There is no global context beside it.
 
-Shapes: T tokens in the step, D head size, L logit rows, K KV heads, C captured layers, H hidden, R values of a
-row of the pool (see `ops.kv_rows`).
+Shapes: T tokens in the step, D head size, L logit rows, K KV heads, C captured layers, H hidden, R values of
+a row of the pool (see `ops.kv_rows`).
 """
 
 from __future__ import annotations
