@@ -121,7 +121,9 @@ def table(results: Results) -> str:
 
 def without_places(results: Results) -> Results:
     """The same without paths of the machine that it ran on."""
-    return msgspec.structs.replace(results, model=results.model.rpartition("/")[2])
+    model = results.model.rpartition("/")[2]
+    quality = results.quality and {**results.quality, "model": model}
+    return msgspec.structs.replace(results, model=model, quality=quality)
 
 
 def _goals(results: Results) -> str:
