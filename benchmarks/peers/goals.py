@@ -50,7 +50,7 @@ def best(results: Results, peers: Sequence[str], measure: Measure, prefix: str =
     found = []
     names = dict.fromkeys(sample.setting for sample in results.samples)
     for peer in peers:
-        of_peer = [n for n in names if _peer(n) == peer and n.startswith(prefix) and results.is_valid(n)]
+        of_peer = [n for n in names if peer_of(n) == peer and n.startswith(prefix) and results.is_valid(n)]
         values = {name: results.values(name, measure.name) for name in of_peer}
         most = max(map(len, values.values()), default=0)
         found += [_best(results, n, v, measure) for n, v in values.items() if v and len(v) == most]
@@ -96,7 +96,8 @@ def best_multiply(results: Results) -> float | None:
     return max((value for name in names if (value := results.median(LIMITS, name)) is not None), default=None)
 
 
-def _peer(setting: str) -> str:
+def peer_of(setting: str) -> str:
+    """Whose setting it is: the first word of its name."""
     return setting.split()[0]
 
 
@@ -187,7 +188,7 @@ def _quality(results: Results) -> Iterator[Goal]:
 
 def peers_measured(results: Results) -> list[str]:
     """Those with at least one figure, ours first."""
-    measured = {_peer(s.setting) for s in results.samples if s.value is not None}
+    measured = {peer_of(s.setting) for s in results.samples if s.value is not None}
     return [peer for peer in PEERS if peer in measured]
 
 

@@ -9,7 +9,17 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from peers.goals import Best, Goal, best, best_multiply, goals, limits, measures_taken, peers_measured
+from peers.goals import (
+    Best,
+    Goal,
+    best,
+    best_multiply,
+    goals,
+    limits,
+    measures_taken,
+    peer_of,
+    peers_measured,
+)
 from peers.measures import KV_TOKENS, MAX_SEQUENCES, QUESTIONS, Measure, num_right
 from peers.results import LIMITS, Results
 from peers.schedule import BEHIND
@@ -97,8 +107,8 @@ def whole(results: Results) -> str:
 
 def _unfinished(results: Results) -> str:
     """What a reader must know of a run that was broken off, or of peers that were left out."""
-    measured = {sample.setting for sample in results.samples}
-    absent = [peer for peer in PEERS if not any(name.startswith(peer) for name in measured)]
+    measured = {peer_of(sample.setting) for sample in results.samples}
+    absent = [peer for peer in PEERS if peer not in measured]
     said = []
     if results.rounds_run < results.rounds:
         said.append(f"Broken off: {results.rounds_run} of {results.rounds} rounds were run.")
@@ -121,7 +131,9 @@ def table(results: Results) -> str:
 
 def without_places(results: Results) -> Results:
     """The same without paths of the machine that it ran on."""
-    return msgspec.structs.replace(results, model=results.model.rpartition("/")[2])
+    model = results.model.rpartition("/")[2]
+    quality = results.quality and {**results.quality, "model": model}
+    return msgspec.structs.replace(results, model=model, quality=quality)
 
 
 def _goals(results: Results) -> str:
@@ -215,7 +227,7 @@ def _cell(found: Best | None, measure: Measure) -> str:
     spread = f" ({found.least:,.{digits}f}–{found.most:,.{digits}f})" if found.count > 1 else " (1)"
     variant = found.setting.partition(" ")[2]
     text = f"{found.value:,.{digits}f}{spread} {variant}".strip()
-    return f"**{text}**" if found.setting.startswith(OURS) else text
+    return f"**{text}**" if peer_of(found.setting) == OURS else text
 
 
 def _digits(measure: Measure) -> int:

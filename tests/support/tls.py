@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 _KEY = """\
@@ -32,3 +37,34 @@ def write_tls_files(folder: Path) -> tuple[str, str]:
     certificate.write_text(_CERTIFICATE)
     key.write_text(_KEY)
     return str(certificate), str(key)
+
+
+@contextlib.contextmanager
+def tls_server(folder: Path, answer: bytes) -> Iterator[int]:
+    """The port of a server that gives this answer over TLS, and closes without a word on whatever else."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*write_tls_files(folder))
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                plain, _ = listener.accept()
+            except OSError:
+                return
+            with (
+                plain,
+                contextlib.suppress(OSError),
+                context.wrap_socket(plain, server_side=True) as connection,
+            ):
+                connection.recv(65536)
+                connection.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()

@@ -115,7 +115,7 @@ ENGINE_SETTINGS = (
     _engine(
         "kv-memory",
         "kv_memory_bytes",
-        "Size of the KV cache, as 512M or 2G. 0: what the memory budget leaves.",
+        "Size of the KV cache, as 512M or 2G. 0: 288M or one longest prompt, if the budget leaves it.",
         minimum=0,
         is_size=True,
     ),

@@ -63,9 +63,8 @@ def resolve_sizes(section: EngineSection, needs: Needs, available_bytes: int) ->
     budget, fitting_len = _fit(request, model_len, section)
     notes = budget.explain()
     if fitting_len < model_len:
-        notes.insert(
-            0, f"max_model_len {fitting_len} instead of the model's {model_len}: memory does not suffice"
-        )
+        why = "--kv-memory holds no more" if section.kv_memory_bytes else "memory does not suffice"
+        notes.insert(0, f"max_model_len {fitting_len} instead of the model's {model_len}: {why}")
     section = structs.replace(section, max_model_len=fitting_len)
     return Sizes(section, budget.num_pages + 1, tuple(notes))
 

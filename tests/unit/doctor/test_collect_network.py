@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from firstlight.doctor.collect.sockets import SOCKETS
 from firstlight.doctor.target import HOST, RUN, Target
 from firstlight.doctor.values_host import Generation, Gpus, HttpProbe, RequestLoad, Sockets
 from support.doctor_scenes import child, living, look, target, the
+from support.tls import tls_server
 
 ANSWERS = {
     "/health": (503, "Retry-After: 7\r\n", '{"error":"loading"}'),
@@ -92,6 +94,12 @@ def test_a_closed_port_and_one_that_says_nothing() -> None:
     with server(is_silent=True) as port:
         assert ask(Request("127.0.0.1", port, "/health"), timeout_s=0.2).outcome == "silent"
     assert ask(Request("127.0.0.1", port, "/health"), timeout_s=0.2).outcome == "refused"
+
+
+def test_a_port_that_closes_without_a_word_is_asked_with_tls(tmp_path: Path) -> None:
+    with tls_server(tmp_path, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") as port:
+        answer = ask(Request("127.0.0.1", port, "/health"))
+    assert (answer.outcome, answer.status, answer.body) == ("answered", 200, "ok")
 
 
 def test_sockets_with_their_peers_and_queues() -> None:

@@ -218,3 +218,9 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 
     draw(full_results(), tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size > 10_000
+
+
+def test_the_stored_figures_name_no_path_of_the_machine() -> None:
+    results = results_of((1, OURS, "decode_1", 1.0))
+    results.quality = {"model": "/m/model.gguf", "gaps": []}
+    assert b"/m/" not in msgspec.json.encode(page.without_places(results))

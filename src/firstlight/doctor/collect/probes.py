@@ -70,13 +70,17 @@ class Request:
 
 
 def ask(request: Request, timeout_s: float = _TIMEOUT_S) -> Answer:
-    """One request, with TLS when the port asks for it. Never raises for what the network does."""
+    """One request; with TLS when the port asks for it, or closes without a word as some do that want it.
+
+    Never raises for what the network does.
+    """
     answer = _ask(request, timeout_s, is_tls=False)
-    if answer.outcome != "tls":
+    if answer.outcome not in ("tls", "reset"):
         return answer
     # Its certificate is not checked, so a key goes to this machine only.
     headers = request.headers if request.host in _LOOPBACK else ()
-    return _ask(replace(request, headers=headers), timeout_s, is_tls=True)
+    with_tls = _ask(replace(request, headers=headers), timeout_s, is_tls=True)
+    return answer if answer.outcome == "reset" == with_tls.outcome else with_tls
 
 
 def _ask(request: Request, timeout_s: float, *, is_tls: bool) -> Answer:

@@ -158,13 +158,8 @@ def _put_quads(quads: torch.Tensor, groups: torch.Tensor) -> int:
 
 def _put_tiles(values_OG: torch.Tensor, room: torch.Tensor) -> None:
     """Puts float16 values of 8 outputs side by side. Exact: the file holds them as float16."""
-    _put_words(_whole_tiles(values_OG).unsqueeze(-1), room)
-
-
-def _put_words(words_OGW: torch.Tensor, room: torch.Tensor) -> None:
-    """Puts the first word of 8 outputs side by side, then the second, and so on; outputs in whole tiles."""
-    tiles = room.view(words_OGW.dtype).unflatten(-1, (-1, TILE))
-    tiles.copy_(words_OGW.unflatten(0, (-1, TILE)).permute(0, 2, 3, 1))
+    tiles = _whole_tiles(values_OG).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
+    room.copy_(tiles.view(torch.uint8))
 
 
 def _whole_tiles(rows: torch.Tensor) -> torch.Tensor:
