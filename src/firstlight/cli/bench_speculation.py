@@ -31,6 +31,10 @@ class SpeculationOptions:
     draft_adapt: Annotated[
         bool, typer.Option("--draft-adapt/--no-draft-adapt", help="As many drafts as pay, or always k.")
     ] = True
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(help="An OpenAI-compatible server that answers, too; repeatable.", metavar="URL"),
+    ] = None
     prompts: Annotated[
         list[Path] | None,
         typer.Option(help="A file of prompts, a group of its own; repeatable.", metavar="FILE"),
@@ -56,6 +60,7 @@ def speculation(options: SpeculationOptions) -> None:
     Examples:
       firstlight bench speculation
       firstlight bench speculation --drafter ngram --drafter my-drafter/export/native --json drafts.json
+      firstlight bench speculation --batch 1 --beside http://127.0.0.1:8080
       firstlight bench speculation --no-draft-adapt --draft-tokens 1 --draft-tokens 3 --batch 1
     """
     from firstlight.bench.speculation import SpeculationOrder, bench_speculation, table
@@ -66,6 +71,7 @@ def speculation(options: SpeculationOptions) -> None:
         drafters=tuple(options.drafter or ("ngram",)),
         draft_tokens=tuple(options.draft_tokens or SpeculationOrder.draft_tokens),
         adapt=options.draft_adapt,
+        beside=tuple(options.beside or ()),
         files=tuple(options.prompts or ()),
         prompts_each=options.prompts_each,
         answer_tokens=options.tokens,
