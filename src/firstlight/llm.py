@@ -25,6 +25,7 @@ from rich.progress import (
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError, RequestError, UsageError
+from firstlight.base.resolve import engine_from
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import FINISH_STOP, Abort, SequenceOutput, Submit, TokenLogprobs
 from firstlight.engine.params import SamplingParams
@@ -242,13 +243,11 @@ def _params_for_each(
 
 
 def _engine_section(options: Mapping[str, Any]) -> EngineSection:
-    known = set(EngineSection.__struct_fields__) - {"tensor_parallel"}
-    unknown = sorted(options.keys() - known)
-    if unknown:
+    if "tensor_parallel" in options:
         raise UsageError(
-            f"LLM takes no option {unknown[0]!r}", f"Known engine options: {', '.join(sorted(known))}."
+            "LLM runs in one process: it takes no option 'tensor_parallel'.", "Use `firstlight serve`."
         )
-    return EngineSection(**options)
+    return engine_from(options, "LLM")
 
 
 @contextmanager
