@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from firstlight.base.config import EngineSection
 from firstlight.base.draft_profile import parse_profile
 from firstlight.base.errors import ModelFileError, UsageError
+from firstlight.engine.speculation.draft_model_load import DraftModelDrafting
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.eagle3_load import Eagle3Drafting
 from firstlight.engine.speculation.host import Extra, Host
@@ -27,7 +28,7 @@ from firstlight.models.eagle3_file import CONFIG
 from firstlight.ops.contract import Backend
 
 NGRAM, NONE = "ngram", "none"
-_USE = "Use ngram, the folder of an EAGLE-3 drafter, or none."
+_USE = "Use ngram, the folder of an EAGLE-3 drafter, a small model of the same family, or none."
 
 
 class Drafting(Protocol):
@@ -88,7 +89,7 @@ def read_drafting(section: EngineSection, target: Checkpoint) -> Drafting | None
         )
     if path.is_dir() and is_drafter(read_json_object(config)):
         return Eagle3Drafting.read(path, target.description)
-    raise UsageError(f"--drafter {wanted} is no drafter that can be read.", _USE)
+    return DraftModelDrafting.read(path, target)
 
 
 def make_speculation(section: EngineSection, drafter: Drafter | None) -> Speculation | None:
