@@ -31,6 +31,7 @@ class DraftModelDrafter:
     """
 
     name = "draft-model"
+    is_model = True
     layers = ()
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A draft model in the engine: the target's own weights as drafter guess every greedy token, whatever came before.
+"""A draft model in the engine: the target as its own drafter guesses every greedy token, always.
 
 So a key that is missing, stale or of another text shows as a draft that is wrong. Prefixes are shared, chunks
 cut, pages evicted, sequences preempted, and pages written while nobody drafted.
