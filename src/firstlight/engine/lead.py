@@ -23,6 +23,7 @@ from firstlight.engine.channel import PlanReceiver, PlanSender, RequestChannel
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Drain, Failed, Ready
 from firstlight.engine.plan import StepPlan
+from firstlight.engine.speculation.shipped import with_shipped_drafter
 from firstlight.engine.speculation.trial import in_words, try_drafter
 from firstlight.engine.startup import Report, Started, self_test, start
 from firstlight.engine.step_times import measure_step_times
@@ -103,7 +104,11 @@ def _start(
         lambda arrived: report("rendezvous", arrived, group.size, "ranks"),
     )
     report("rendezvous", group.size, group.size, "ranks")
-    return start(checkpoint, config.model.dtype, section, group, report), group
+    section, note = with_shipped_drafter(section, checkpoint.path)
+    started = start(checkpoint, config.model.dtype, section, group, report)
+    if note is not None:
+        started.report["drafter_notes"] = [note, *started.report.get("drafter_notes", ())]
+    return started, group
 
 
 def _serve(core: EngineCore, channel: RequestChannel, report: Report) -> None:

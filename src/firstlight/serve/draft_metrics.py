@@ -66,6 +66,6 @@ def families(counts: DraftCounts | None) -> Iterator[Metric]:
                 f"{description}, by the {words}.",
                 labels=[*_LABELS, label],
             )
-            for value, share in zip(names, shares, strict=True):
-                family.add_metric([*labels, value], read_share(share))
+            for which, share in zip(names, shares, strict=True):
+                family.add_metric([*labels, which], read_share(share))
             yield family
