@@ -68,7 +68,7 @@ def load_eagle3(
             f"{target.hidden_size}, so it needs {EMBEDDING} of its own, which is missing.",
             _OTHER_TARGET,
         )
-    drafter = Eagle3Drafter(_config(described, target), embedding_VH)
+    drafter = Eagle3Drafter(_config(described, target), embedding_VH, draws_weights=False)
     wanted = dict(drafter.named_parameters())
     _require_same_names(path, tensors, wanted, described)
     with torch.no_grad():

@@ -17,6 +17,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Harness:
     return Harness(target, dtype="auto", cpu_kernels="native", drafter=str(drafter), draft_tokens=2, **SIZES)
 
 
+@pytest.fixture(autouse=True)
+def _long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may be busy."""
+    monkeypatch.setattr(trial, "LIMIT_S", 60.0)
+
+
 def assert_nothing_stays(engine: Harness) -> None:
     speculation = engine.core.speculation
     assert speculation is not None
