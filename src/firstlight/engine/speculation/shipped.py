@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-import firstlight
 from firstlight.base.config import EngineSection
 from firstlight.facts.sources import DEFAULT_BYTES, DEFAULT_SHA256, default_model_path
 
@@ -41,7 +40,7 @@ def with_shipped_drafter(section: EngineSection, model: str) -> tuple[EngineSect
 
 def find() -> Path | None:
     """Where the drafter lies: in the package, or in the checkout that the package is a part of."""
-    package = Path(firstlight.__file__).parent
+    package = Path(__file__).parents[2]
     places = (package / "drafters" / NAME, package.parents[1] / "drafters" / NAME)
     return next((place for place in places if place.is_dir()), None)
 
