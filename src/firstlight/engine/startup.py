@@ -26,7 +26,9 @@ from firstlight.engine.replay import EagerReplay, RecordedReplay, Replay
 from firstlight.engine.runner import ModelRunner, PageTables
 from firstlight.engine.scheduler import Scheduler
 from firstlight.engine.sizes import Needs, Sizes, allows_two_layouts, resolve_sizes
-from firstlight.engine.speculation.make import make_speculation
+from firstlight.engine.speculation.drafter import Drafter
+from firstlight.engine.speculation.host import Extra, Host
+from firstlight.engine.speculation.make import describe, make_speculation, read_drafting
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.facts.machine import inspect_machine
 from firstlight.loading.fit import require_fit
@@ -66,12 +68,14 @@ class Started:
     checkpoint: Checkpoint
     report: dict[str, Any]
     selection: Selection
+    drafter: Drafter | None = None  # on rank 0
 
     def core(self, execute: Execute, recorder: Recorder | None = None) -> EngineCore:
         """The engine of rank 0 over `execute`, which runs a plan on all ranks."""
         end_ids = self.checkpoint.description.eos_token_ids
         scheduler = Scheduler(self.section, self.num_pages, end_ids)
-        return EngineCore(scheduler, execute, recorder, self.selection, make_speculation(self.section))
+        speculation = make_speculation(self.section, self.drafter)
+        return EngineCore(scheduler, execute, recorder, self.selection, speculation)
 
 
 def start(
@@ -88,6 +92,9 @@ def start(
     """
     started_s = time.monotonic()
     require_fit(checkpoint, section)
+    if section.drafter is not None:
+        report("drafter")
+    drafting = read_drafting(section, checkpoint) if group.rank == 0 else None
     report("device")
     num_threads = _set_threads(section, group)
     ops = pick_backend(section, dtype, group, num_threads, report)
@@ -99,17 +106,22 @@ def start(
     available_bytes = _available_bytes(ops)
     _prepare(ops, list(dict.fromkeys(kinds)), report, allows_two_layouts(kinds, available_bytes, section))
     shape = attention_shape(description, group.rank, group.size)
-    needs = Needs(description, declare, kinds, shape)
+    extra = drafting.extra(ops) if drafting is not None else Extra()
+    needs = Needs(description, declare, kinds, shape, extra)
     sizes = _agree(resolve_sizes(section, needs, available_bytes), group)
     loaded = _load(checkpoint, declare, report)
     pool = _make_pool(description.num_layers, sizes, shape, ops, report)
     runner = _runner(decoder, ops, pool, sizes.section, group)
-    if capture:
-        runner.capture(decoder, capture)
-    summary = _summary(checkpoint, ops, sizes, loaded)
+    assert not (capture and drafting is not None and drafting.layers), "one asks for states, not two"
+    layers = tuple(capture) or (drafting.layers if drafting is not None else ())
+    if layers:
+        runner.capture(decoder, layers)
+    host = Host(decoder, runner, ops, sizes.section, sizes.num_pages)
+    drafter = drafting.make(host) if drafting is not None else None
+    summary = _summary(checkpoint, ops, sizes, loaded) | describe(sizes.section, drafting, drafter)
     summary |= {"threads": num_threads, "start_s": round(time.monotonic() - started_s, 3)}
     selection = NativeSelection(ops.pool) if isinstance(ops, NativeBackend) else TorchSelection()
-    return Started(runner, sizes.section, sizes.num_pages, checkpoint, summary, selection)
+    return Started(runner, sizes.section, sizes.num_pages, checkpoint, summary, selection, drafter)
 
 
 def self_test(core: EngineCore) -> None:
@@ -234,18 +246,6 @@ def _available_bytes(ops: Backend) -> int:
     return inspect_machine(with_gpus=False).memory_available_bytes
 
 
-def _drafting(section: EngineSection) -> str:
-    if section.drafter is None:
-        return "none"
-    how = "as many as pay, at most" if section.draft_adapt else "always"
-    words = (
-        f"{section.drafter}: {how} {section.draft_tokens} drafts, {section.draft_verification} verification"
-    )
-    if section.draft_acceptance is not None:
-        words += f"; accepted by the profile {section.draft_acceptance}: answers are not the model's"
-    return words
-
-
 def _summary(checkpoint: Checkpoint, ops: Backend, sizes: Sizes, loaded: LoadReport) -> dict[str, Any]:
     description = checkpoint.description
     return {
@@ -261,7 +261,6 @@ def _summary(checkpoint: Checkpoint, ops: Backend, sizes: Sizes, loaded: LoadRep
         "max_num_seqs": sizes.section.max_num_seqs,
         "max_batched_tokens": sizes.section.max_batched_tokens,
         "kv_tokens": (sizes.num_pages - 1) * sizes.section.page_size_tokens,
-        "drafter": _drafting(sizes.section),
         "weights_read_bytes": loaded.read_bytes,
         "weights_s": round(loaded.seconds, 3),
     }

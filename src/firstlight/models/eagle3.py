@@ -11,7 +11,7 @@ R draft vocabulary, Q indices that are drafted from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -89,6 +89,8 @@ class Eagle3Drafter(nn.Module):
     def __init__(self, config: DrafterConfig, embedding_VH: torch.Tensor) -> None:  # noqa: N803
         super().__init__()
         self.config = c = config
+        # A served target gives rows of its own table, which is not held a second time.
+        self.look_up: Callable[[torch.Tensor], torch.Tensor] | None = None
         width, eps, joined = c.hidden_size, c.norm_eps, len(c.state_layers) * c.target_hidden_size
         self.fc = nn.Linear(joined, width, bias=False)
         self.input_norm = RmsNorm(joined, eps) if c.norm_before_fc else None
@@ -119,6 +121,10 @@ class Eagle3Drafter(nn.Module):
         joined = states.flatten(1)
         return self.fc(joined if self.input_norm is None else self.input_norm(joined))
 
+    def embed(self, tokens_T: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+        """Rows of the embedding [T, H]."""
+        return self.look_up(tokens_T) if self.look_up else self.embedding_VH.index_select(0, tokens_T)
+
     def attending(
         self,
         hidden_TH: torch.Tensor,
@@ -127,7 +133,7 @@ class Eagle3Drafter(nn.Module):
     ) -> Attending:
         """The first half of the layer: `hidden_TH` are fused states, or `feedback` of the drafts before."""
         c = self.config
-        embedded = self.embedding_VH.index_select(0, tokens_T).to(hidden_TH.dtype)
+        embedded = self.embed(tokens_T).to(hidden_TH.dtype)
         normed = self.hidden_norm(hidden_TH)
         x = torch.cat((self.input_layernorm(embedded), normed), -1)
         angles = positions_T.float()[:, None] * self.frequencies

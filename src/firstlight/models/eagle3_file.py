@@ -62,6 +62,12 @@ def load_eagle3(
     if own is not None:
         _require_shape(path, EMBEDDING, own, (target.vocab_size, described.layer.hidden_size))
         embedding_VH = own.to(embedding_VH.dtype)  # noqa: N806 - shape suffix
+    elif described.layer.hidden_size != target.hidden_size:
+        raise ModelFileError(
+            f"{path}: the drafter is {described.layer.hidden_size} wide, the target {target.hidden_size}, so it "
+            f"needs {EMBEDDING} of its own, which is missing.",
+            _OTHER_TARGET,
+        )
     drafter = Eagle3Drafter(_config(described, target), embedding_VH)
     wanted = dict(drafter.named_parameters())
     _require_same_names(path, tensors, wanted, described)
