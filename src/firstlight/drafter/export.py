@@ -50,8 +50,9 @@ def export(
         save_eagle3(folder, drafter, torch.bfloat16)
         if engine != NATIVE:
             _rewrite(folder, engine, target, ends.embedding)
-        _require_same(folder, drafter, target, ends.embedding)
-        write_probes(folder, drafter, shard)
+        loaded = load_eagle3(folder, target.checkpoint.description, ends.embedding).drafter
+        _require_same(folder, drafter, loaded)
+        write_probes(folder, loaded, shard)
         write_card(folder, out, target, engine)
         stage.manifest.numbers[engine] = check_probes(folder, target, ends.embedding)
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -108,9 +109,8 @@ _Edit = Callable[[Config, Tensors, Target, torch.Tensor], None]
 _DIALECTS: dict[str, _Edit] = {VLLM: _for_vllm, SGLANG: _for_sglang, SPECULATORS: _for_speculators}
 
 
-def _require_same(folder: Path, drafter: Eagle3Drafter, target: Target, embedding: torch.Tensor) -> None:
+def _require_same(folder: Path, drafter: Eagle3Drafter, loaded: Eagle3Drafter) -> None:
     """Raises `EngineError` where our reader makes another drafter of the folder: a bug of the export."""
-    loaded = load_eagle3(folder, target.checkpoint.description, embedding).drafter
     same = loaded.config == drafter.config and loaded.target_ids_R.equal(drafter.target_ids_R)
     for (_, ours), (_, theirs) in zip(drafter.named_parameters(), loaded.named_parameters(), strict=True):
         same = same and theirs.equal(ours.to(torch.bfloat16).to(theirs.dtype))

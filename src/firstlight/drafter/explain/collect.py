@@ -217,7 +217,7 @@ class _Collector:
     ) -> None:
         order, evidence = self.order, self.evidence
         try:
-            drafting = (order.start_drafting or start_drafting)(order)
+            drafting = start_drafting(order)
         except FirstlightError as error:
             evidence.notes.append(f"the engine did not start with the drafter: {error} {error.hint}")
             return

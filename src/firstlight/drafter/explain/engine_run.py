@@ -15,16 +15,26 @@ import torch
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError
 from firstlight.drafter.explain.drafts import Proposal
-from firstlight.drafter.explain.order import Drafting, Order
+from firstlight.drafter.explain.order import Order
+from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import SequenceOutput, Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
-from firstlight.engine.startup import start
+from firstlight.engine.startup import Started, start
 from firstlight.ops.collectives import Group
 
 MAX_SEQUENCES = 8
 KV_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """An engine that drafts; `layers` are the captured ones."""
+
+    started: Started
+    core: EngineCore
+    layers: tuple[int, ...]
 
 
 @dataclass

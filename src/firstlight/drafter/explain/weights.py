@@ -26,7 +26,7 @@ def compare_weights(core: EngineCore, folder: Path, ends: Ends) -> list[WeightMa
         return None
     files = [read_tensor_file(path) for path in sorted(folder.glob("*.safetensors"))]
     stored = {_short(name): values for tensors in files for name, values in tensors.items()}
-    own = dict(held.named_parameters()) | {EMBEDDING: held.embedding_VH}
+    own = dict(held.named_parameters()) | {EMBEDDING: held.embed(torch.arange(len(ends.embedding)))}
     targets = {
         EMBEDDING: ends.embedding,
         "lm_head.weight": ends.head[held.target_ids_R],
