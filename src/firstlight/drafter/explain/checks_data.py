@@ -195,23 +195,24 @@ def stored_states(evidence: Evidence) -> Finding | None:
     )
 
 
-def stored_teacher(evidence: Evidence) -> Finding | None:
-    """The last stored state gives the tokens that the target chose."""
-    found = next((t for t in evidence.teachers if t.stage == "stored"), None)
-    if found is None or found.agreement >= MIN_TEACHER or stored_states(evidence) is not None:
+def last_state_is_the_teacher(evidence: Evidence) -> Finding | None:
+    """The last state gives the tokens that the target chose."""
+    found = next((teacher for teacher in evidence.teachers if teacher.agreement < MIN_TEACHER), None)
+    if found is None or stored_states(evidence) is not None:
         return None
     return Finding(
         cause="the last state is no teacher",
         side=Side.INTEGRATION,
-        sure=Sure.LIKELY,
+        sure=Sure.PROVED,
         place=Place.CAPTURE,
-        said="The target's norm and head on the last stored state do not give what the target chose: the "
+        said="The target's norm and head on the last captured state do not give what the target chose: the "
         "state "
-        "was normed, or the answers are not greedy.",
-        evidence=_teachers(evidence, "stored"),
-        next_step="Check that answers were made at temperature 0 and that the last state is stored before "
-        "the "
-        "final norm.",
+        "is of another block, it was normed, or the answers are not greedy. A drafter learns from a weak "
+        "teacher.",
+        evidence=[line for stage in ("stored", "decode") for line in _teachers(evidence, stage)],
+        next_step="Check that the last state is taken behind the last block and before the final norm, and "
+        "that "
+        "answers were made at temperature 0; then capture again.",
     )
 
 
@@ -270,5 +271,5 @@ CHECKS = (
     same_tokens,
     repeats_little,
     stored_states,
-    stored_teacher,
+    last_state_is_the_teacher,
 )

@@ -12,6 +12,7 @@ from firstlight.drafter.explain.finding import Finding, Place, Side, Sure
 
 MIN_FIRST = 0.3  # of the first drafts: below, a drafter cannot pay for itself
 BETTER = 0.05  # of the first drafts, and of the predicted length, to be called better
+MUCH_BETTER = 0.5
 MIN_TOKENS = 50
 MIN_COVERAGE = 0.9
 LEAK = 1e-3
@@ -180,12 +181,15 @@ def best_variant(evidence: Evidence) -> VariantAccuracy | None:
     accuracy = evidence.accuracy
     if accuracy is None or accuracy.num_tokens < MIN_TOKENS:
         return None
-    better = [v for v in evidence.variants if v.key in _IN_CONFIG and _is_better(v.found, accuracy)]
+    better = [v for v in evidence.variants if v.key in _IN_CONFIG and _is_better(v, accuracy)]
     return max(better, key=lambda variant: variant.found.predicted_length, default=None)
 
 
-def _is_better(found: Accuracy, given: Accuracy) -> bool:
-    is_longer = found.predicted_length >= (1.0 + BETTER) * given.predicted_length
+def _is_better(variant: VariantAccuracy, given: Accuracy) -> bool:
+    # The target's own head or embedding may suit a drafter that has learned little.
+    least = MUCH_BETTER if variant.key in (variants.HEAD, variants.EMBEDDING) else BETTER
+    found = variant.found
+    is_longer = found.predicted_length >= (1.0 + least) * given.predicted_length
     return is_longer and found.accuracy[0] >= given.accuracy[0] - BETTER
 
 

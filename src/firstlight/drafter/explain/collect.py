@@ -24,7 +24,7 @@ from firstlight.drafter.explain.leak import leak_of
 from firstlight.drafter.explain.order import Order
 from firstlight.drafter.explain.ranks import states_of_ranks
 from firstlight.drafter.explain.samples import Sample, measure, own_loop
-from firstlight.drafter.explain.states import Pair, greedy, match_ranks, match_states, match_teacher
+from firstlight.drafter.explain.states import Pair, match_ranks, match_states, match_teacher
 from firstlight.drafter.explain.variants import Variant, config_variants, engine_variants
 from firstlight.drafter.explain.weights import compare_weights
 from firstlight.drafter.progress import Meter
@@ -45,13 +45,16 @@ def collect(order: Order) -> Evidence:
 
 @dataclass
 class _Reference:
-    """The float32 reference: `states` [T, L + 1, H] of any tokens."""
+    """The float32 reference: states [T, L + 1, H] of any tokens, and what it would choose behind each."""
 
     capturer: Capturer
 
     def of(self, tokens: list[int]) -> torch.Tensor:
-        (states,) = self.capturer.states_of([tokens])
-        return states.float()
+        return self.with_choices(tokens)[0]
+
+    def with_choices(self, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        states, choices = self.capturer.states_and_choices(tokens)
+        return states.float(), choices
 
 
 class _Collector:
@@ -113,8 +116,8 @@ class _Collector:
         prompts = [answer.prompt_token_ids for answer in documents.answers]
         if not prompts:
             prompts = [
-                text.encode(text.render_chat([{"role": "user", "content": prompt}]), add_special_tokens=False)
-                for prompt in order.prompts[: order.max_documents]
+                text.encode(text.render_chat(messages), add_special_tokens=False)
+                for messages in order.prompts[: order.max_documents]
             ]
         if not prompts:
             raise UsageError(
@@ -141,13 +144,13 @@ class _Collector:
         finals, chosen = [], []
         for one in tapped:
             tokens = (one.prompt_token_ids + one.token_ids)[: len(one.states)]
-            expected, first = reference.of(tokens), len(one.prompt_token_ids) - 1
+            first = len(one.prompt_token_ids) - 1
+            expected, choices = reference.with_choices(tokens)
             pairs.append((one.states[first + 1 :].float(), expected[first + 1 :]))
-            made = torch.tensor(one.token_ids)
-            follows = greedy(self.ends, self.norm_eps, expected[first:, -1])
-            equal, num = equal + int((follows == made[: len(follows)]).sum()), num + len(follows)
+            made = torch.tensor(one.token_ids)[: len(tokens) - first]
+            equal, num = equal + int((choices[first:] == made).sum()), num + len(made)
             finals.append(one.states[first:, -1])
-            chosen.append(made[: len(one.states) - first])
+            chosen.append(made)
         layers = (*self.every, self.num_layers)
         self.evidence.states.append(match_states("decode", layers, pairs))
         self.evidence.greedy_agreement = equal / max(num, 1)
@@ -224,10 +227,14 @@ class _Collector:
         evidence.weights = compare_weights(drafting.core, order.drafter, self.ends)
         listening = Listening(drafting)
         prompts = [sample.tokens[: sample.num_prompt] for sample in samples]
-        answered = listening.answer(prompts, order.answer_tokens)
+        lengths = [len(sample.tokens) - sample.num_prompt for sample in samples]
+        first = listening.answer(prompts, lengths)
         # Again, with part of the answers: their pages are found in the prefix cache.
-        longer = [one.prompt + one.tokens[: len(one.tokens) // 2] for one in answered]
-        answered += listening.answer(longer, order.answer_tokens // 2)
+        halves = [length // 2 for length in lengths]
+        longer = [one.prompt + one.tokens[:half] for one, half in zip(first, halves, strict=True)]
+        answered = first + listening.answer(
+            longer, [length - half for length, half in zip(lengths, halves, strict=True)]
+        )
         expected = [reference.of(one.prompt + one.tokens) for one in answered]
         evidence.drafts = match_drafts(
             drafter, variants, [_drafted(one, s) for one, s in zip(answered, expected, strict=True)]

@@ -66,11 +66,11 @@ class Listening:
         self._core._execute = self._executed  # noqa: SLF001
         self._core.begin({})
 
-    def answer(self, prompts: list[list[int]], max_tokens: int) -> list[Answered]:
-        """Answers greedily, batched."""
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, seed=0)
+    def answer(self, prompts: list[list[int]], lengths: list[int]) -> list[Answered]:
+        """Answers greedily, batched; each has so many tokens."""
         mine = []
-        for prompt in prompts:
+        for prompt, length in zip(prompts, lengths, strict=True):
+            params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, seed=0)
             name = f"explain-{self._num_requests}"
             self._num_requests += 1
             self._answers[name] = Answered(list(prompt))

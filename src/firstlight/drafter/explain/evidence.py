@@ -84,7 +84,6 @@ class TeacherMatch(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     num: int
     agreement: float
-    best_layer: int | None = None  # the reference state that the last one fits best
 
 
 class DraftMatch(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,16 +88,8 @@ def match_teacher(
     chosen_T: torch.Tensor,  # noqa: N803
 ) -> TeacherMatch:
     """Whether the target's own norm and head on its last state give the tokens that it chose."""
-    found = greedy(ends, norm_eps, final_TH)
-    return TeacherMatch(
-        stage=stage,
-        num=len(chosen_T),
-        agreement=float((found == chosen_T).float().mean()) if len(chosen_T) else 0.0,
-    )
-
-
-def greedy(ends: Ends, norm_eps: float, final_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
-    """The tokens that follow from last states."""
     wide = final_TH.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm_eps)
-    return (wide * scale * ends.norm @ ends.head.t()).argmax(-1)
+    found = (wide * scale * ends.norm @ ends.head.t()).argmax(-1)
+    share = float((found == chosen_T).float().mean()) if len(chosen_T) else 0.0
+    return TeacherMatch(stage=stage, num=len(chosen_T), agreement=share)
