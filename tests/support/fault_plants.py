@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import torch
 
+from firstlight.base.files import sha256_of
 from firstlight.drafter import generate as generate_module
 from firstlight.drafter.capture import capture
 from firstlight.drafter.generate import GenerateSettings, generate
@@ -47,6 +48,14 @@ def change_shards(run: FaultRun, change: Callable[[Shard], dict[str, Any]]) -> N
     for path in shards(run):
         shard = read_shard(path)
         write_shard(path, replace(shard, **change(shard)))
+        record(path)
+
+
+def record(path: Path) -> None:
+    """Makes the manifest beside a file say that its stage wrote it so."""
+    manifest = msgspec.json.decode((path.parent / "manifest.json").read_bytes())
+    manifest["files"][path.name] = sha256_of(path)
+    (path.parent / "manifest.json").write_bytes(msgspec.json.encode(manifest))
 
 
 # --- the checkpoint ---

@@ -39,9 +39,7 @@ class ExplainOptions:
         float | None, typer.Option(help="Acceptance length that a server reached at this k.", min=1)
     ] = None
     url: Annotated[str | None, typer.Option(help="A server whose /metrics say it.", metavar="URL")] = None
-    tensor_parallel: Annotated[
-        int, typer.Option(help="Compare the states of so many ranks, too.", min=1)
-    ] = 1
+    tensor_parallel: Annotated[int, typer.Option(help="Compare the states of so many ranks, too.", min=1)] = 1
     documents: Annotated[int, typer.Option(help="Most answers that are measured with.", min=1)] = 8
     json: Annotated[
         Path | None, typer.Option(help="Store verdict and numbers; - is standard output.", metavar="FILE")

@@ -20,7 +20,7 @@ from firstlight.drafter.card import write_card
 from firstlight.drafter.checkpoints import load_drafter
 from firstlight.drafter.probes import check_probes, write_probes
 from firstlight.drafter.shards import read_shard
-from firstlight.drafter.stages import Stage, open_stage, read_manifest
+from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
 from firstlight.drafter.target import Target, read_ends
 from firstlight.drafter.train import CHECKPOINT
 from firstlight.facts.drafter_config import LAYER_IDS
@@ -40,6 +40,7 @@ def export(
     """Writes `out`/export/ENGINE for each engine, with model card and probes, and reads every folder back."""
     ends = read_ends(target.checkpoint)
     trained = read_manifest(out / "train")
+    require_target(trained, target.record, out / "train")
     drafter, _ = load_drafter(out / "train" / CHECKPOINT, ends.embedding)
     stage = open_stage(out / "export", "export", {}, {}, target.record)
     stage.manifest.inputs = {CHECKPOINT: trained.files[CHECKPOINT]}

@@ -15,6 +15,8 @@ from firstlight.drafter.explain.checks_data import (
     worst,
     wrong_layer,
 )
+from firstlight.drafter.explain.draft_keys import CACHED as CACHED_KEYS
+from firstlight.drafter.explain.draft_keys import PROMPT, VERIFIED
 from firstlight.drafter.explain.drafts import CACHED, FIRST, LATER, STALE
 from firstlight.drafter.explain.evidence import DraftMatch, Evidence
 from firstlight.drafter.explain.finding import Finding, Place, Side, Sure
@@ -24,6 +26,8 @@ MAX_RANKS_GAP = 0.02
 SAME_DRAFTS = 0.95  # near ties fall to either side
 LESS = 0.05  # of drafts that are equal, to be called fewer
 REPRODUCED = 0.95
+MAX_KEY_GAP = 0.1  # of draft keys in the pages: those in 16 bits stay far below
+NO_PREFIX_KEYS = "draft keys of cached prefixes are missing"
 
 _NAMED = {
     variants.NO_FC: "fc is left out (the drafter runs as EAGLE, not as EAGLE-3)",
@@ -162,7 +166,7 @@ def cached_drafts(evidence: Evidence) -> Finding | None:
     if others and match.agreement > min(other.agreement for other in others) - LESS:
         return None
     return Finding(
-        cause="draft keys of cached prefixes are missing",
+        cause=NO_PREFIX_KEYS,
         side=Side.INTEGRATION,
         sure=Sure.PROVED,
         place=Place.DRAFTS,
@@ -173,6 +177,37 @@ def cached_drafts(evidence: Evidence) -> Finding | None:
         next_step="Write a page's draft keys before it may be hit, or recompute the prefix for the drafter; "
         "--no-prefix-cache shows the difference.",
     )
+
+
+def draft_keys_are_right(evidence: Evidence) -> Finding | None:
+    """Draft keys in the pages are those of the target's states."""
+    found = {match.origin: match for match in evidence.draft_keys}
+    prompt = found.get(PROMPT)
+    if prompt is None or prompt.relative_l2 > MAX_KEY_GAP:
+        return None  # what is wrong from the start is said by its drafts
+    causes = {VERIFIED: _NAMED[STALE], CACHED_KEYS: NO_PREFIX_KEYS}
+    for origin, cause in causes.items():
+        match = found.get(origin)
+        if match is None or match.relative_l2 <= MAX_KEY_GAP:
+            continue
+        what = "accepted drafts" if origin == VERIFIED else "cached prefixes"
+        return Finding(
+            cause=cause,
+            side=Side.INTEGRATION,
+            sure=Sure.PROVED,
+            place=Place.DRAFTS,
+            said=f"In the engine's pages the draft keys of {what} are not those of the target's states; "
+            "those of "
+            "prompts are.",
+            evidence=[
+                f"{one.origin}: {one.num} keys, relative distance {one.relative_l2:.3f} from the reference"
+                for one in evidence.draft_keys
+            ],
+            next_step="Write the keys of accepted tokens anew from the target's states in every step, also "
+            "while no "
+            "draft is made, and before a page may be hit.",
+        )
+    return None
 
 
 def served_as_predicted(evidence: Evidence) -> Finding | None:
@@ -280,6 +315,7 @@ CHECKS = (
     ranks_agree,
     weights_are_the_file_s,
     first_drafts,
+    draft_keys_are_right,
     later_drafts,
     cached_drafts,
     served_as_predicted,

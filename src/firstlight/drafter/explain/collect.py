@@ -17,9 +17,10 @@ from firstlight.base.errors import FirstlightError, UsageError
 from firstlight.drafter.answers import Answer
 from firstlight.drafter.capture import Capturer, CaptureSettings
 from firstlight.drafter.explain.documents import Documents, read_documents
-from firstlight.drafter.explain.drafts import Drafted, match_drafts
+from firstlight.drafter.explain.drafts import ROUNDS, Drafted, match_drafts
 from firstlight.drafter.explain.engine_run import Answered, Listening, engine_section, start_drafting
 from firstlight.drafter.explain.evidence import Evidence, Loaded, Served, VariantAccuracy
+from firstlight.drafter.explain.draft_keys import match_keys
 from firstlight.drafter.explain.leak import leak_of
 from firstlight.drafter.explain.order import Order
 from firstlight.drafter.explain.ranks import states_of_ranks
@@ -38,7 +39,7 @@ NUM_PARTS = 8
 
 
 def collect(order: Order) -> Evidence:
-    """All the evidence, with a meter on standard error. Raises `FirstlightError` where nothing can be done."""
+    """All the evidence, with a meter on standard error. Raises `FirstlightError`s."""
     with Meter("explain", "parts", NUM_PARTS) as meter:
         return _Collector(order, meter).run()
 
@@ -239,6 +240,7 @@ class _Collector:
         evidence.drafts = match_drafts(
             drafter, variants, [_drafted(one, s) for one, s in zip(answered, expected, strict=True)]
         )
+        evidence.draft_keys = match_keys(drafter, list(zip(answered, expected, strict=True)))
         pairs = [_states_pair(one, s) for one, s in zip(answered, expected, strict=True)]
         evidence.states.append(match_states("verify", drafting.layers, pairs))
         accepted, verified = (
@@ -264,7 +266,7 @@ def _as_answer(index: int, tapped: Tapped) -> Answer:
 def _drafted(answered: Answered, states: torch.Tensor) -> Drafted:
     tokens = answered.prompt + answered.tokens
     proposals = [p for _, p in sorted(answered.proposals.items()) if p.num_tokens < len(tokens)]
-    return Drafted(tokens, states, answered.num_cached, proposals)
+    return Drafted(tokens, states, answered.num_cached, proposals[:ROUNDS])
 
 
 def _states_pair(answered: Answered, states: torch.Tensor) -> Pair:

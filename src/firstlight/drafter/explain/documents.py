@@ -25,7 +25,7 @@ from firstlight.loading.tensor_file import read_tensor_file
 
 MAX_SHARDS = 4
 MAX_RENDERED = 64
-SHOWN_TOKENS = 6
+SHOWN_TOKENS = 12
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 
 from firstlight.drafter.chain import eagle_proposer
@@ -18,6 +19,8 @@ from firstlight.drafter.explain.variants import Variant
 from firstlight.models.eagle3 import DraftCache, Eagle3Drafter
 
 FIRST, LATER, CACHED = "first", "later", "cached"
+ROUNDS = 16  # of a document, that are compared
+VARIANT_DOCUMENTS = 2
 STALE = "stale-keys"
 STALE_WHAT = "keys of accepted drafts kept as they were drafted"
 
@@ -54,36 +57,38 @@ def match_drafts(
     reference: Eagle3Drafter, variants: Iterable[Variant], drafted: Sequence[Drafted]
 ) -> list[DraftMatch]:
     """The share of equal drafts by situation, and the variant that is nearest to the engine's."""
-    candidates: dict[str, tuple[str, Redraft]] = {}
-    for variant in variants:
-        candidates.setdefault(variant.key, (variant.what, _redrafts(variant.drafter)))
-    candidates[STALE] = (STALE_WHAT, lambda one: stale_drafts(reference, one))
+    redrafts = {variant.key: (variant.what, _redrafts(variant.drafter)) for variant in variants}
+    redrafts[STALE] = (STALE_WHAT, lambda one: stale_drafts(reference, one))
     whole = _redrafts(reference)
-    expected = [whole(one) for one in drafted]
     matches = []
     for situation in (FIRST, LATER, CACHED):
-        if not any(one.in_situation(situation) for one in drafted):
+        asked = [one for one in drafted if one.in_situation(situation)]
+        if not asked:
             continue
-        num, by_position = _agreement(drafted, expected, situation)
-        agreement = _mean(by_position)
-        best = ("", "", 0.0)
-        if agreement < 1.0:
-            for key, (what, redraft) in candidates.items():
-                others = [redraft(one) for one in drafted]
-                found = _mean(_agreement(drafted, others, situation)[1])
-                best = max(best, (key, what, found), key=lambda item: item[2])
-        matches.append(
-            DraftMatch(
-                situation=situation,
-                num=num,
-                by_position=by_position,
-                agreement=agreement,
-                best_variant=best[0],
-                best_what=best[1],
-                best_agreement=best[2],
-            )
+        by_position = _agreement(asked, whole, situation)
+        match = DraftMatch(
+            situation=situation,
+            num=sum(len(one.in_situation(situation)) for one in asked),
+            by_position=by_position,
+            agreement=_mean(by_position),
         )
+        if match.agreement < 1.0:
+            match = _with_nearest(match, redrafts, asked[:VARIANT_DOCUMENTS])
+        matches.append(match)
     return matches
+
+
+def _with_nearest(
+    match: DraftMatch, redrafts: dict[str, tuple[str, Redraft]], asked: Sequence[Drafted]
+) -> DraftMatch:
+    """Tries every variant on a few documents."""
+    shares = {
+        key: _mean(_agreement(asked, redraft, match.situation)) for key, (_, redraft) in redrafts.items()
+    }
+    best = max(shares, key=lambda key: shares[key])
+    return msgspec.structs.replace(
+        match, best_variant=best, best_what=redrafts[best][0], best_agreement=shares[best]
+    )
 
 
 def stale_drafts(drafter: Eagle3Drafter, drafted: Drafted) -> list[list[int]]:
@@ -119,20 +124,16 @@ def _chosen(drafter: Eagle3Drafter, drafted: Drafted) -> torch.Tensor:
     return drafted.states[:-1, list(drafter.config.state_layers)]
 
 
-def _agreement(
-    drafted: Sequence[Drafted], others: Sequence[list[list[int]]], situation: str
-) -> tuple[int, list[float]]:
-    """Rounds compared, and the share of equal drafts by position, of those whose earlier ones were equal."""
+def _agreement(drafted: Sequence[Drafted], redraft: Redraft, situation: str) -> list[float]:
+    """The share of equal drafts by position, of those whose earlier ones were equal."""
     reached: list[int] = []
     equal: list[int] = []
-    num = 0
-    for one, rounds in zip(drafted, others, strict=True):
+    for one in drafted:
         wanted = {id(proposal) for proposal in one.in_situation(situation)}
-        for proposal, other in zip(one.proposals, rounds, strict=True):
+        for proposal, other in zip(one.proposals, redraft(one), strict=True):
             if id(proposal) in wanted:
-                num += 1
                 _count(proposal.drafts, other, reached, equal)
-    return num, [e / r for e, r in zip(equal, reached, strict=True)]
+    return [e / r for e, r in zip(equal, reached, strict=True)]
 
 
 def _count(drafts: Sequence[int], other: Sequence[int], reached: list[int], equal: list[int]) -> None:

@@ -21,11 +21,12 @@ from firstlight.engine.messages import SequenceOutput, Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
+from firstlight.engine.speculation.places import slots_of
 from firstlight.engine.startup import Started, start
 from firstlight.ops.collectives import Group
 
 MAX_SEQUENCES = 8
-KV_BYTES = 2**28
+STATES_OF_A_TOKEN = 4  # that a drafter keeps beside the target's keys and values, at most
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Answered:
     num_cached: int = 0
     proposals: dict[int, Proposal] = field(default_factory=dict)  # by the tokens that were known
     states: dict[int, torch.Tensor] = field(default_factory=dict)
+    keys: torch.Tensor | None = None  # of its tokens from the second on, when it was drafted for last
     num_drafted: int = 0
     num_accepted: int = 0
     num_verified: int = 0
@@ -100,7 +102,15 @@ class Listening:
             if answer is not None and mine:
                 answer.num_cached = sequence.num_cached
                 answer.proposals[len(sequence.tokens)] = Proposal(len(sequence.tokens), tuple(mine))
+                answer.keys = self._keys_of(sequence)
         return drafts
+
+    def _keys_of(self, sequence: Sequence) -> torch.Tensor | None:
+        pool = draft_keys(self._core.speculation.drafter)
+        if pool is None:
+            return None
+        num, size = len(sequence.tokens) - 1, self._drafting.started.section.page_size_tokens
+        return pool[torch.from_numpy(slots_of(sequence.pages, num, size)[1:])].float()
 
     def _executed(self, plan: StepPlan) -> torch.Tensor:
         logits: torch.Tensor = self._execute(plan)
@@ -116,6 +126,16 @@ class Listening:
         return logits
 
 
+def draft_keys(drafter: Any) -> torch.Tensor | None:
+    """The keys [slots, K, D] of an EAGLE-3 drafter; None where they are kept in codes."""
+    layer = getattr(drafter, "_layer", None)
+    keys = getattr(layer, "keys", None)
+    if keys is None:
+        keys = getattr(getattr(layer, "pool", None), "keys", [None])[0]
+    is_plain = isinstance(keys, torch.Tensor) and keys.dim() == 3 and keys.is_floating_point()
+    return keys if is_plain else None
+
+
 def start_drafting(order: Order) -> Drafting:
     """The engine as `firstlight serve --drafter FOLDER` starts it, on one rank and in this process."""
     section = engine_section(order, drafter=str(order.drafter), draft_tokens=order.k, draft_adapt=False)
@@ -126,14 +146,16 @@ def start_drafting(order: Order) -> Drafting:
 
 
 def engine_section(order: Order, **more: Any) -> EngineSection:
-    """Settings of a small engine."""
-    length = order.max_tokens + order.answer_tokens + order.k + 2
+    """Settings of an engine with room for a few documents."""
+    d = order.target.checkpoint.description
+    length = min(order.max_tokens + order.answer_tokens + order.k + 2, d.max_position)
+    token_bytes = 4 * (2 * d.num_layers * d.num_kv_heads * d.head_size + STATES_OF_A_TOKEN * d.hidden_size)
     return EngineSection(
         threads=order.threads,
         cpu_kernels=order.cpu_kernels,
         max_num_seqs=MAX_SEQUENCES,
-        max_model_len=min(2 * length, order.target.checkpoint.description.max_position),
-        kv_memory_bytes=KV_BYTES,
+        max_model_len=length,
+        kv_memory_bytes=MAX_SEQUENCES * length * token_bytes,
         **more,
     )
 

@@ -102,6 +102,15 @@ class DraftMatch(msgspec.Struct, frozen=True, kw_only=True):
     best_agreement: float = 0.0
 
 
+class KeyMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Draft keys in the engine's pages beside those of the reference, by where their tokens came from:
+    "prompt", "verified" or "cached"."""
+
+    origin: str
+    num: int
+    relative_l2: float
+
+
 class WeightMatch(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor as the engine holds it, whose values are not those of the file."""
 
@@ -169,6 +178,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     leak: float | None = None  # largest change of a draft's logits by what stands after it
     weights: list[WeightMatch] | None = None
     drafts: list[DraftMatch] = []
+    draft_keys: list[KeyMatch] = []
     engine: Served | None = None  # measured in process
     trained: Trained | None = None
     served: Served | None = None

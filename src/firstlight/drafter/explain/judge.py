@@ -42,7 +42,7 @@ def judge(evidence: Evidence) -> Verdict:
         finding = check(evidence)
         if finding is None:
             passed.append((check.__doc__ or check.__name__).splitlines()[0])
-        else:
+        elif finding.cause not in {other.cause for other in found}:  # two checks may see one thing
             found.append(finding)
     found.sort(key=lambda finding: (-finding.sure, finding.place))
     deciding = [finding for finding in found if finding.sure > Sure.HINT]

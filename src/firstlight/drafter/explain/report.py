@@ -16,7 +16,8 @@ from firstlight.drafter.explain.judge import Verdict
 
 WIDTH = 110
 _FINE = (
-    "The drafter is what its training made of it, and the engine serves it as the reference does. If it is still "
+    "The drafter is what its training made of it, and the engine serves it as the reference does. If it is "
+    "still "
     "too slow, more data or training is the way, not the engine."
 )
 
@@ -58,7 +59,8 @@ def _numbers(evidence: Evidence) -> list[str]:
         shown = " ".join(f"{100 * value:.1f}" for value in accuracy.accuracy)
         whose = "held-out" if evidence.data is not None and evidence.data.held_out else "not held out"
         lines += [
-            f"offline, reference states: {shown} % of drafts right ({accuracy.num_tokens} first ones, {whose})",
+            f"offline, reference states: {shown} % of drafts right ({accuracy.num_tokens} first ones, "
+            f"{whose})",
             f"acceptance length at k = {loop.k}: predicted {accuracy.predicted_length:.2f}, own loop "
             f"{loop.acceptance_length:.2f} ({loop.low:.2f} to {loop.high:.2f})",
         ]

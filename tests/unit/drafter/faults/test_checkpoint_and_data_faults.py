@@ -63,7 +63,7 @@ def test_another_rendering_is_named(run: FaultRun, monkeypatch: pytest.MonkeyPat
     plants.another_rendering(run, monkeypatch)
     verdict = explain(run)
     assert (verdict.side, verdict.cause) == (Side.TEMPLATE, "the prompts are rendered otherwise")
-    assert "<think>" in verdict.findings[0].evidence[1]
+    assert "<think" in verdict.findings[0].evidence[1]
 
 
 def test_a_training_that_sees_the_future_is_named(run: FaultRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ PLANTED: dict[str, tuple[Plant, str]] = {
         "draft keys are not made anew from the target's states after verification",
     ),
     "17 prefix": (plants.prefix_without_keys, "draft keys of cached prefixes are missing"),
-    "3 last block": (plants.last_block_not_captured, "the last state is no teacher"),
+    "3 last block": (plants.last_block_not_captured, "the last state is of another block"),
 }
 
 
