@@ -61,6 +61,18 @@ class Capturer:
 
     def states_of(self, documents: list[list[int]]) -> list[torch.Tensor]:
         """The states [T, C + 1, H] of each document, bfloat16, from one step over all of them."""
+        self._run(documents, [])
+        return self._states([len(tokens) for tokens in documents])
+
+    def states_and_choices(self, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states of one document, and behind each token the one that the target would choose [T]."""
+        choices = self._run([tokens], list(range(len(tokens)))).argmax(-1)
+        return self._states([len(tokens)])[0], choices
+
+    def _states(self, counts: list[int]) -> list[torch.Tensor]:
+        return list(self._engine.runner.states.to(torch.bfloat16).split(counts))
+
+    def _run(self, documents: list[list[int]], samples: list[int]) -> torch.Tensor:
         page_size = self._engine.section.page_size_tokens
         pages, first = [], 1
         for slot, tokens in enumerate(documents):
@@ -70,8 +82,7 @@ class Capturer:
         counts = [len(tokens) for tokens in documents]
         flat = [token for tokens in documents for token in tokens]
         slots = list(range(len(documents)))
-        self._engine.runner.run(StepPlan(0, slots, [0] * len(slots), counts, flat, [], pages))
-        return list(self._engine.runner.states.to(torch.bfloat16).split(counts))
+        return self._engine.runner.run(StepPlan(0, slots, [0] * len(slots), counts, flat, samples, pages))
 
 
 def state_layers(target: Target, wanted: tuple[int, ...]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from firstlight.drafter.card import write_card
 from firstlight.drafter.checkpoints import load_drafter
 from firstlight.drafter.probes import check_probes, write_probes
 from firstlight.drafter.shards import read_shard
-from firstlight.drafter.stages import Stage, open_stage, read_manifest
+from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
 from firstlight.drafter.target import Target, read_ends
 from firstlight.drafter.train import CHECKPOINT
 from firstlight.engine.speculation.shipped import TARGET
@@ -42,6 +42,7 @@ def export(
     """Writes `out`/export/ENGINE for each engine, with model card and probes, and reads every folder back."""
     ends = read_ends(target.checkpoint)
     trained = read_manifest(out / "train")
+    require_target(trained, target.record, out / "train")
     drafter, _ = load_drafter(out / "train" / CHECKPOINT, ends.embedding)
     stage = open_stage(out / "export", "export", {}, {}, target.record)
     stage.manifest.inputs = {CHECKPOINT: trained.files[CHECKPOINT]}
@@ -52,8 +53,9 @@ def export(
         save_eagle3(folder, drafter, torch.bfloat16)
         if engine != NATIVE:
             _rewrite(folder, engine, target, ends.embedding)
-        _require_same(folder, drafter, target, ends.embedding)
-        write_probes(folder, drafter, shard)
+        loaded = load_eagle3(folder, target.checkpoint.description, ends.embedding).drafter
+        _require_same(folder, drafter, loaded)
+        write_probes(folder, loaded, shard)
         write_card(folder, out, target, engine)
         with replacing(folder / TARGET) as file:
             file.write(msgspec.json.format(msgspec.json.encode(target.record), indent=1))
@@ -112,9 +114,8 @@ _Edit = Callable[[Config, Tensors, Target, torch.Tensor], None]
 _DIALECTS: dict[str, _Edit] = {VLLM: _for_vllm, SGLANG: _for_sglang, SPECULATORS: _for_speculators}
 
 
-def _require_same(folder: Path, drafter: Eagle3Drafter, target: Target, embedding: torch.Tensor) -> None:
+def _require_same(folder: Path, drafter: Eagle3Drafter, loaded: Eagle3Drafter) -> None:
     """Raises `EngineError` where our reader makes another drafter of the folder: a bug of the export."""
-    loaded = load_eagle3(folder, target.checkpoint.description, embedding).drafter
     same = loaded.config == drafter.config and loaded.target_ids_R.equal(drafter.target_ids_R)
     for (_, ours), (_, theirs) in zip(drafter.named_parameters(), loaded.named_parameters(), strict=True):
         same = same and theirs.equal(ours.to(torch.bfloat16).to(theirs.dtype))

@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from firstlight.base.errors import ModelFileError
+from firstlight.drafter.stages import require_recorded
 from firstlight.loading.tensor_file import read_metadata, read_tensor_file, write_tensor_file
 
 CONTRACT = "contract"
@@ -92,7 +93,8 @@ def write_shard(path: Path, shard: Shard) -> None:
 
 def read_shard(path: Path) -> Shard:
     """Reads and checks a file. Raises `ModelFileError` that says what is wrong with it."""
-    tensors = read_tensor_file(path)
+    tensors = read_tensor_file(path)  # a file that was cut short says so in its own words
+    require_recorded(path)
     contract = read_contract(path)
     num = sum(document.num_indices for document in contract.documents)
     shapes = {

@@ -24,6 +24,7 @@ from firstlight.drafter.target import Target, read_ends
 from firstlight.drafter.train import CHECKPOINT, Limits, Trainer, TrainSettings, train
 from firstlight.drafter.vocabulary import build_vocabulary, coverage
 from support.drafters import STATES, captured_run
+from support.fault_plants import record
 
 SETTINGS = TrainSettings(
     draft_vocab_size=60, epochs=2, row_tokens=96, rows_per_step=2, learning_rate=2e-3, warmup_steps=2
@@ -113,6 +114,7 @@ def test_a_mask_without_a_supervised_token_is_said(run: Run, tmp_path: Path) -> 
     for path in shards(copy):
         shard = read_shard(path)
         write_shard(path, Shard(**{**vars(shard), "supervised": torch.zeros_like(shard.supervised)}))
+        record(path)
     with pytest.raises(UsageError, match="No token of the captured answers is supervised"):
         Trainer(copy, target, SETTINGS, Limits())
 
