@@ -25,6 +25,8 @@ from firstlight.bench.speculation_subjects import WITHOUT, Asked, Engine, Server
 from firstlight.drafter import families
 from firstlight.drafter.loops import loop_start
 from firstlight.drafter.prompt_files import read_prompt_file
+from firstlight.engine.speculation.make import NGRAM
+from firstlight.engine.speculation.shipped import with_shipped_drafter
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.text.model import TextModel
@@ -36,10 +38,13 @@ SHORTEST_ANSWER = 8  # what is left of an answer without its loop must be worth 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationOrder:
-    """What to compare: `drafters` with each of `draft_tokens`, on `prompts_each` prompts of each group."""
+    """What to compare: `drafters` with each of `draft_tokens`, on `prompts_each` prompts of each group.
+
+    Without any: n-gram lookup, and the drafter that comes with the embedded model.
+    """
 
     model: Path
-    drafters: tuple[str, ...]
+    drafters: tuple[str, ...] = ()
     draft_tokens: tuple[int, ...] = (3,)
     adapt: bool = True
     beside: tuple[str, ...] = ()  # servers that answer, too
@@ -69,7 +74,7 @@ class SpeculationOrder:
             max_model_len=self.max_prompt_tokens + self.answer_tokens + 1,
             max_num_seqs=max(self.batches),
             prefix_cache=False,
-            drafter=None if drafter == WITHOUT else drafter,
+            drafter=drafter,
             draft_tokens=draft_tokens,
             draft_adapt=self.adapt,
         )
@@ -110,8 +115,6 @@ class SpeculationReport:
 
 def bench_speculation(order: SpeculationOrder, on_progress: Callable[[int, int], None]) -> SpeculationReport:
     """Runs the comparison; takes minutes. Raises `UsageError`s before anything is loaded, where it can."""
-    if not order.drafters:
-        raise UsageError("no drafter is given.", "Give --drafter ngram, or the folder of a drafter.")
     groups = _groups(order)
     subjects, report = _open(order)
     try:
@@ -166,7 +169,9 @@ def _groups(order: SpeculationOrder) -> Groups:
 def _open(order: SpeculationOrder) -> tuple[list[Subject], dict[str, Any]]:
     """The subjects, that without a drafter first, and its report."""
     wanted = [(WITHOUT, 0)]
-    wanted += [(drafter, num) for drafter in order.drafters for num in order.draft_tokens]
+    wanted += [
+        (drafter, num) for drafter in order.drafters or _default_drafters(order) for num in order.draft_tokens
+    ]
     subjects: list[Subject] = [Server(url) for url in order.beside]
     reports = []
     for place, (drafter, num) in enumerate(wanted):
@@ -176,6 +181,11 @@ def _open(order: SpeculationOrder) -> tuple[list[Subject], dict[str, Any]]:
         subjects.insert(place, Engine(drafter, num, core, times_s))
         reports.append(started.report)
     return subjects, reports[0]
+
+
+def _default_drafters(order: SpeculationOrder) -> list[str]:
+    shipped, _ = with_shipped_drafter(EngineSection(), str(order.model))
+    return [NGRAM] if shipped.drafter is None else [NGRAM, shipped.drafter]
 
 
 def _measured_prompts(

@@ -23,7 +23,10 @@ class SpeculationOptions:
     model: ModelArgument = None
     drafter: Annotated[
         list[str] | None,
-        typer.Option(help="As of `serve`; repeatable. Default: ngram.", metavar="DRAFTER"),
+        typer.Option(
+            help="As of `serve`; repeatable. Default: ngram, and the one that comes with the model.",
+            metavar="DRAFTER",
+        ),
     ] = None
     draft_tokens: Annotated[
         list[int] | None, typer.Option(help="Most drafts of a step (k); repeatable. Default: 3.", min=1)
@@ -68,7 +71,7 @@ def speculation(options: SpeculationOptions) -> None:
     output = Output("speculation", options.json)
     order = SpeculationOrder(
         model=locate(options.model),
-        drafters=tuple(options.drafter or ("ngram",)),
+        drafters=tuple(options.drafter or ()),
         draft_tokens=tuple(options.draft_tokens or SpeculationOrder.draft_tokens),
         adapt=options.draft_adapt,
         beside=tuple(options.beside or ()),

@@ -48,13 +48,10 @@ def test_every_drafter_and_server_answers_the_same_prompts(model: Path, tmp_path
 
 
 def test_without_files_families_that_are_held_out_are_asked(model: Path) -> None:
-    report = bench_speculation(order_of(model, batches=(1,), rounds=1), lambda done, total: None)
+    order = order_of(model, drafters=(), batches=(1,), rounds=1)
+    report = bench_speculation(order, lambda done, total: None)
+    assert [point.drafter for point in report.points] == [WITHOUT, "ngram"] * 2
     assert [point.group for point in report.points] == ["advice", "advice", "chat", "chat"]
-
-
-def test_a_comparison_of_nothing_is_refused(model: Path) -> None:
-    with pytest.raises(UsageError, match="no drafter is given"):
-        bench_speculation(order_of(model, drafters=()), lambda done, total: None)
 
 
 def test_a_server_that_refuses_is_named(model: Path) -> None:
