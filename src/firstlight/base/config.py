@@ -51,6 +51,11 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
     draft_verification: str = "keyed"  # or "rejection"
     draft_acceptance: str | None = None  # "0.8,0.6": accept by this profile, whatever the model says
 
+    @property
+    def drafts(self) -> bool:
+        """Whether a drafter was asked for."""
+        return self.drafter not in (None, "none")
+
 
 class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
     """The public side and its limits."""

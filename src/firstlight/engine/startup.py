@@ -27,7 +27,7 @@ from firstlight.engine.scheduler import Scheduler
 from firstlight.engine.sizes import Needs, Sizes, allows_two_layouts, resolve_sizes
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.host import Extra, Host
-from firstlight.engine.speculation.make import describe, make_speculation, read_drafting
+from firstlight.engine.speculation.make import Drafting, describe, make_speculation, read_drafting
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.facts.machine import inspect_machine
 from firstlight.loading.fit import require_fit
@@ -89,9 +89,7 @@ def start(
     """
     started_s = time.monotonic()
     require_fit(checkpoint, section)
-    if section.drafter is not None:
-        report("drafter")
-    drafting = read_drafting(section, checkpoint) if group.rank == 0 else None
+    drafting = _read_drafting(section, checkpoint, report) if group.rank == 0 else None
     report("device")
     num_threads = _set_threads(section, group)
     ops = pick_backend(section, dtype, group, num_threads, report)
@@ -158,6 +156,15 @@ def pick_backend(
 
         return CudaBackend.open(dtype, group.rank, section.kv_dtype)
     raise UnsupportedError(f"--device {section.device} is not supported", "Use cpu or cuda.")
+
+
+def _read_drafting(section: EngineSection, checkpoint: Checkpoint, report: Report) -> Drafting | None:
+    if section.drafts:
+        report("drafter")
+    drafting = read_drafting(section, checkpoint)
+    if drafting is not None:
+        report("drafter", detail=drafting.words)
+    return drafting
 
 
 def _agree(sizes: Sizes, group: Group) -> Sizes:

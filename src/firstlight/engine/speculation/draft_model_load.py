@@ -38,6 +38,7 @@ class DraftModelDrafting:
 
     def __init__(self, checkpoint: Checkpoint, target: Checkpoint) -> None:
         self._checkpoint, self._target = checkpoint, target
+        self.words = f"a model of its own, {checkpoint.description.architecture}"
         formats = ", ".join(checkpoint.formats)
         self.notes: tuple[str, ...] = (f"a model of its own: {checkpoint.path} ({formats})",)
 

@@ -27,7 +27,7 @@ from firstlight.facts.fields import read_json_object
 from firstlight.models.eagle3_file import CONFIG
 from firstlight.ops.contract import Backend
 
-NGRAM, NONE = "ngram", "none"
+NGRAM = "ngram"
 _USE = "Use ngram, the folder of an EAGLE-3 drafter, a small model of the same family, or none."
 
 
@@ -44,6 +44,11 @@ class Drafting(Protocol):
         """What is to be said of it in the start-up report, once it is made."""
         ...
 
+    @property
+    def words(self) -> str:
+        """A few, for the log of the start."""
+        ...
+
     def extra(self, ops: Backend) -> Extra:
         """The memory that it takes."""
         ...
@@ -58,6 +63,7 @@ class NgramDrafting:
 
     layers = ()
     notes = ()
+    words = "prompt lookup"
 
     def extra(self, ops: Backend) -> Extra:
         """Nothing."""
@@ -74,7 +80,7 @@ def read_drafting(section: EngineSection, target: Checkpoint) -> Drafting | None
     Raises a `UsageError` for what is no drafter, and the reader's errors for one that does not fit.
     """
     wanted = section.drafter
-    if wanted is None or wanted == NONE:
+    if wanted is None or not section.drafts:
         return None
     if wanted == NGRAM:
         return NgramDrafting()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -22,8 +21,9 @@ from firstlight.engine.speculation.counts import figures
 from firstlight.engine.speculation.speculation import Speculation
 
 LIMIT_S = 1.0
+PROMPT_SHARE = 0.4  # of that time for the prompts, which are as long as they have become by then
 NUM_PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 4, 16, 24
-_TIMES = 3  # a draft is timed so often
+_TIMES = 2  # a draft is timed so often
 _KEPT = (
     "acceptance_length",
     "accepted_per_drafted",
@@ -40,7 +40,8 @@ def try_drafter(core: EngineCore, first_token: int | None) -> dict[str, Any] | N
     speculation = core.speculation
     if speculation is None or not speculation.drafter.is_model:
         return None
-    trial = _Trial(core, speculation, time.monotonic() + LIMIT_S)
+    started_s = time.monotonic()
+    trial = _Trial(core, speculation, started_s + PROMPT_SHARE * LIMIT_S, started_s + LIMIT_S)
     prompts = trial.prompts(first_token or 0)
     trial.answer(prompts)
     said = figures(speculation.counts)
@@ -50,7 +51,7 @@ def try_drafter(core: EngineCore, first_token: int | None) -> dict[str, Any] | N
         "num_tokens": trial.num_tokens,
         **{name: said[name] for name in _KEPT},
         "draft_ms": trial.draft_ms,
-        "is_complete": time.monotonic() < trial.until_s,
+        "is_complete": trial.num_tokens == len(prompts) * ANSWER_TOKENS,
     }
     core.scheduler.forget()
     speculation.counts.forget()
@@ -70,6 +71,7 @@ def in_words(report: dict[str, Any]) -> str:
 class _Trial:
     core: EngineCore
     speculation: Speculation
+    prompts_until_s: float
     until_s: float
     num_tokens: int = 0
     draft_ms: dict[str, float] = field(default_factory=dict)  # of all drafts of a step, by their number
@@ -80,7 +82,7 @@ class _Trial:
         sampled = SamplingParams(temperature=1.0, max_tokens=PROMPT_TOKENS, ignore_eos=True, seed=0)
         params = [msgspec.structs.replace(sampled, seed=seed) for seed in range(num)]
         self.speculation.policy.forced = 0
-        said = self._run([[first_token]] * num, params)
+        said = self._run([[first_token]] * num, params, self.prompts_until_s)
         return [[first_token, *tokens] for tokens in said]
 
     def answer(self, prompts: list[list[int]]) -> None:
@@ -88,16 +90,16 @@ class _Trial:
         policy = self.speculation.policy
         policy.forced = policy.most
         params = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, seed=0, ignore_eos=True)
-        said = self._run(prompts, [params] * len(prompts))
+        said = self._run(prompts, [params] * len(prompts), self.until_s)
         policy.forced = None
         self.num_tokens = sum(map(len, said))
 
-    def _run(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
+    def _run(self, prompts: list[list[int]], params: list[SamplingParams], until_s: float) -> list[list[int]]:
         names = [f"trial-{number}" for number in range(len(prompts))]
         said: dict[str, list[int]] = {name: [] for name in names}
         for name, prompt, one in zip(names, prompts, params, strict=True):
             self.core.handle(Submit(name, prompt, one))
-        while self.core.has_work and time.monotonic() < self.until_s:
+        while self.core.has_work and time.monotonic() < until_s:
             outputs = self.core.step()
             for output in outputs.outputs if outputs is not None else []:
                 said[output.request_id] += output.token_ids
@@ -118,6 +120,6 @@ class _Trial:
                     started_s = time.perf_counter()
                     drafter.propose(some, num)
                     times_s.append(time.perf_counter() - started_s)
-                policy.record_draft_time(num, len(some), median(times_s))
+                policy.record_draft_time(num, len(some), min(times_s))
                 if len(some) == 1:
-                    self.draft_ms[str(num)] = round(1e3 * median(times_s), 3)
+                    self.draft_ms[str(num)] = round(1e3 * min(times_s), 3)
