@@ -17,10 +17,10 @@ from firstlight.base.errors import FirstlightError, UsageError
 from firstlight.drafter.answers import Answer
 from firstlight.drafter.capture import Capturer, CaptureSettings
 from firstlight.drafter.explain.documents import Documents, read_documents
+from firstlight.drafter.explain.draft_keys import match_keys
 from firstlight.drafter.explain.drafts import ROUNDS, Drafted, match_drafts
 from firstlight.drafter.explain.engine_run import Answered, Listening, engine_section, start_drafting
 from firstlight.drafter.explain.evidence import Evidence, Loaded, Served, VariantAccuracy
-from firstlight.drafter.explain.draft_keys import match_keys
 from firstlight.drafter.explain.leak import leak_of
 from firstlight.drafter.explain.order import Order
 from firstlight.drafter.explain.ranks import states_of_ranks
