@@ -28,6 +28,8 @@ from firstlight.base.errors import EngineError, RequestError, UsageError
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import FINISH_STOP, Abort, SequenceOutput, Submit, TokenLogprobs
 from firstlight.engine.params import SamplingParams
+from firstlight.engine.speculation.shipped import with_shipped_drafter
+from firstlight.engine.speculation.trial import try_drafter
 from firstlight.engine.startup import self_test, start
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import open_checkpoint
@@ -79,7 +81,7 @@ class LLM:
         self._show_progress = progress and on_phase is None
         self._on_phase = on_phase
         path = str(resolve_model(model))
-        section = _engine_section(engine)
+        section, note = with_shipped_drafter(_engine_section(engine), path)
         checkpoint = open_checkpoint(path)
         require_fit(checkpoint, section)
         self.text = TextModel.load(path, chat_template)
@@ -93,6 +95,8 @@ class LLM:
                 or (lambda phase, done=0, total=0, unit="", detail="": bar(done, total) if total else None),
             )
         self.report = started.report
+        if note is not None:
+            self.report["drafter_notes"] = [note, *self.report.get("drafter_notes", ())]
         self._core: EngineCore = started.core(started.runner.run)
         if on_phase is not None:
             on_phase("self-test")
@@ -100,6 +104,7 @@ class LLM:
         if self._core.speculation is not None:
             times_s = measure_step_times(self._core, checkpoint.description.vocab_size)
             self._core.begin(times_s)
+            self.report["drafter_trial"] = try_drafter(self._core, checkpoint.description.bos_token_id)
 
     def generate(
         self,

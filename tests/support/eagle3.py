@@ -64,6 +64,7 @@ class Checked:
     """Lets `knowing` draft, and keeps what the drafter under test has and would have drafted."""
 
     name = "checked"
+    is_model = False
 
     def __init__(self, drafter: Eagle3ChainDrafter, told: Drafter, knowing: Knowing, pair: Pair) -> None:
         self._drafter, self._told, self._knowing, self._pair = drafter, told, knowing, pair
@@ -110,7 +111,7 @@ class Pair:
         wrong: float = 0.3,
         told: Make = lambda drafter: drafter,
     ) -> int:
-        """Runs with checked drafts, and gives the number of checks. `told` hears of steps, if not the drafter."""
+        """Runs with checked drafts, and gives the number of checks. `told`: who hears of steps."""
         knowing = Knowing({name: result.tokens for name, result in answers.items()}, VOCABULARY, wrong)
         checked = Checked(self.drafter, told(self.drafter), knowing, self)
         self.engine.draft_with(checked, NUM)

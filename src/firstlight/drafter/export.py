@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from firstlight.base.errors import EngineError
@@ -23,6 +24,7 @@ from firstlight.drafter.shards import read_shard
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
 from firstlight.drafter.target import Target, read_ends
 from firstlight.drafter.train import CHECKPOINT
+from firstlight.engine.speculation.shipped import TARGET
 from firstlight.facts.drafter_config import LAYER_IDS
 from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
 from firstlight.models.eagle3 import Eagle3Drafter
@@ -55,6 +57,8 @@ def export(
         _require_same(folder, drafter, loaded)
         write_probes(folder, loaded, shard)
         write_card(folder, out, target, engine)
+        with replacing(folder / TARGET) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(target.record), indent=1))
         stage.manifest.numbers[engine] = check_probes(folder, target, ends.embedding)
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             stage.finish_file(path.relative_to(stage.folder).as_posix())

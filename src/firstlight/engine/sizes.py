@@ -129,7 +129,7 @@ def _workspace_bytes(section: EngineSection, needs: Needs) -> int:
     description = needs.description
     width = 8 * description.hidden_size + 3 * description.intermediate_size
     activations = section.max_batched_tokens * width * 4
-    most = section.max_num_seqs if section.drafter is None else max(section.max_num_seqs, MAX_DRAFT_ROWS)
+    most = max(section.max_num_seqs, MAX_DRAFT_ROWS) if section.drafts else section.max_num_seqs
     logits = 4 * most * description.vocab_size * 4
     # A history is padded to at most twice its length.
     most_scores = section.max_batched_tokens * description.num_heads * 2 * description.max_position

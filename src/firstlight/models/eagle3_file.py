@@ -64,11 +64,11 @@ def load_eagle3(
         embedding_VH = own.to(embedding_VH.dtype)  # noqa: N806 - shape suffix
     elif described.layer.hidden_size != target.hidden_size:
         raise ModelFileError(
-            f"{path}: the drafter is {described.layer.hidden_size} wide, the target {target.hidden_size}, so it "
-            f"needs {EMBEDDING} of its own, which is missing.",
+            f"{path}: the drafter is {described.layer.hidden_size} wide and the target "
+            f"{target.hidden_size}, so it needs {EMBEDDING} of its own, which is missing.",
             _OTHER_TARGET,
         )
-    drafter = Eagle3Drafter(_config(described, target), embedding_VH)
+    drafter = Eagle3Drafter(_config(described, target), embedding_VH, draws_weights=False)
     wanted = dict(drafter.named_parameters())
     _require_same_names(path, tensors, wanted, described)
     with torch.no_grad():

@@ -116,7 +116,8 @@ MISMATCH = Hypothesis(
         "against the algorithm ({algorithm}), heads divisible by the tensor parallel size; start once "
         "without the drafter.",
         remedies=Remedies(
-            native="our engine has no drafter.",
+            native="leave out `--drafter`, or give one that was made for {model}: what does not fit ends the "
+            "start.",
             vllm="leave out `--speculative-config`, or give it the drafter and `method` (eagle, eagle3) "
             "that belong to {model}.",
             sglang="leave out `--speculative-algorithm` and `--speculative-draft-model-path`, or give those "

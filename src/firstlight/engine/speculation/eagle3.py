@@ -81,6 +81,7 @@ class Eagle3ChainDrafter:
     """See the module. `ids_R`: the target's id of each draft id, int64."""
 
     name = "eagle3"
+    is_model = True
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ class Eagle3Drafting:
         self._model = model
         self.layers = model.config.state_layers
         self.notes = notes
+        self.words = f"EAGLE-3 ({notes[0]}), over states {list(self.layers)}"
 
     @classmethod
     def read(cls, folder: Path, target: ModelDescription) -> Eagle3Drafting:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from firstlight.base.config import EngineSection
 from firstlight.base.draft_profile import parse_profile
 from firstlight.base.errors import ModelFileError, UsageError
+from firstlight.engine.speculation.draft_model_load import DraftModelDrafting
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.eagle3_load import Eagle3Drafting
 from firstlight.engine.speculation.host import Extra, Host
@@ -26,8 +27,8 @@ from firstlight.facts.fields import read_json_object
 from firstlight.models.eagle3_file import CONFIG
 from firstlight.ops.contract import Backend
 
-NGRAM, NONE = "ngram", "none"
-_USE = "Use ngram, the folder of an EAGLE-3 drafter, or none."
+NGRAM = "ngram"
+_USE = "Use ngram, the folder of an EAGLE-3 drafter, a small model of the same family, or none."
 
 
 class Drafting(Protocol):
@@ -41,6 +42,11 @@ class Drafting(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be said of it in the start-up report, once it is made."""
+        ...
+
+    @property
+    def words(self) -> str:
+        """A few, for the log of the start."""
         ...
 
     def extra(self, ops: Backend) -> Extra:
@@ -57,6 +63,7 @@ class NgramDrafting:
 
     layers = ()
     notes = ()
+    words = "prompt lookup"
 
     def extra(self, ops: Backend) -> Extra:
         """Nothing."""
@@ -73,7 +80,7 @@ def read_drafting(section: EngineSection, target: Checkpoint) -> Drafting | None
     Raises a `UsageError` for what is no drafter, and the reader's errors for one that does not fit.
     """
     wanted = section.drafter
-    if wanted is None or wanted == NONE:
+    if wanted is None or not section.drafts:
         return None
     if wanted == NGRAM:
         return NgramDrafting()
@@ -88,7 +95,7 @@ def read_drafting(section: EngineSection, target: Checkpoint) -> Drafting | None
         )
     if path.is_dir() and is_drafter(read_json_object(config)):
         return Eagle3Drafting.read(path, target.description)
-    raise UsageError(f"--drafter {wanted} is no drafter that can be read.", _USE)
+    return DraftModelDrafting.read(path, target)
 
 
 def make_speculation(section: EngineSection, drafter: Drafter | None) -> Speculation | None:

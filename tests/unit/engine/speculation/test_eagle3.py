@@ -124,7 +124,7 @@ class WithoutDraftedRows:
     """Fault 16: slots of drafts keep what was there, also when the drafts are accepted."""
 
     def __init__(self, drafter: Eagle3ChainDrafter) -> None:
-        self._drafter, self.layers, self.name = drafter, drafter.layers, "planted"
+        self._drafter, self.layers, self.name, self.is_model = drafter, drafter.layers, "planted", True
 
     def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
         if not any(sequence.drafts for sequence in sequences):
