@@ -26,7 +26,7 @@ from firstlight.drafter.vocabulary import build_vocabulary, coverage
 from support.drafters import STATES, captured_run
 
 SETTINGS = TrainSettings(
-    draft_vocab_size=60, epochs=2, row_tokens=96, rows_per_step=2, learning_rate=2e-3, warmup_steps=2
+    draft_vocab_size=60, epochs=2, row_tokens=96, rows_per_step=2, learning_rate=2e-3, warmup_share=0.1
 )
 Run = tuple[Path, Target]
 
