@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
+from firstlight.drafter.draft_loss import CROSS_ENTROPY, Aim, score_drafts
 from firstlight.drafter.packing import Row
-from firstlight.drafter.soft_cross_entropy import score_drafts
 from firstlight.drafter.target import Ends
 from firstlight.models.eagle3 import Eagle3Drafter
 
@@ -63,7 +63,12 @@ def make_teacher(ends: Ends, ids_R: torch.Tensor, norm_eps: float) -> Teacher:  
 
 
 def unrolled(
-    drafter: Eagle3Drafter, teacher: Teacher, row: Row, num_steps: int, step_decay: float
+    drafter: Eagle3Drafter,
+    teacher: Teacher,
+    row: Row,
+    num_steps: int,
+    step_decay: float,
+    loss: str = CROSS_ENTROPY,
 ) -> Outcome:
     """Runs the training-time test over a row. The mean loss of draft i has the weight `step_decay` ** i."""
     rows = row.unroll_rows()
@@ -78,9 +83,8 @@ def unrolled(
     for step, output in enumerate(drafter.unroll(rows, num_steps)):
         later, valid = row.valid(queries, step)
         right = place_T[later]
-        scored = score_drafts(
-            drafter.norm(output), drafter.lm_head.weight, probs_QR, asked_T[later], valid & (right >= 0)
-        )
+        aim = Aim(probs_QR, asked_T[later], valid & (right >= 0), loss)
+        scored = score_drafts(drafter.norm(output), drafter.lm_head.weight, aim)
         losses.append(scored.loss)
         valids.append(valid)
         corrects.append(valid & (scored.best_Q == right))
