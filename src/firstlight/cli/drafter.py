@@ -165,10 +165,15 @@ class TrainOptions:
     draft_vocabulary: Annotated[int, typer.Option(help="Tokens that the drafter can say.", min=1)] = 8192
     unroll: Annotated[int, typer.Option(help="Drafts that training unrolls.", min=1)] = 3
     epochs: Annotated[int, typer.Option(help="Times that every answer is seen.", min=1)] = 4
-    learning_rate: Annotated[float, typer.Option(help="Its highest value.", min=0)] = 6e-4
-    rows_per_step: Annotated[int, typer.Option(help="Packed rows of an optimiser step.", min=1)] = 8
+    learning_rate: Annotated[float, typer.Option(help="Its highest value.", min=0)] = 1e-3
+    rows_per_step: Annotated[int, typer.Option(help="Packed rows of an optimiser step.", min=1)] = 2
     row_tokens: Annotated[int, typer.Option(help="Tokens of a packed row.", min=16)] = 512
-    warmup_steps: Annotated[int, typer.Option(help="Steps until the highest learning rate.", min=1)] = 40
+    warmup_share: Annotated[
+        float, typer.Option(help="Share of training until the highest learning rate.", min=0, max=1)
+    ] = 0.04
+    max_minutes: Annotated[
+        float, typer.Option(help="End after so many minutes of training, the rate falling in time.", min=0)
+    ] = 0.0
     max_steps: Annotated[
         int | None, typer.Option(help="Stop after so many more optimiser steps.", min=1, metavar="N")
     ] = None
@@ -200,7 +205,8 @@ def train(options: TrainOptions) -> None:
         learning_rate=options.learning_rate,
         rows_per_step=options.rows_per_step,
         row_tokens=options.row_tokens,
-        warmup_steps=options.warmup_steps,
+        warmup_share=options.warmup_share,
+        max_minutes=options.max_minutes,
         seed=options.seed,
     )
     limits = Limits(

@@ -32,12 +32,13 @@ class Point(msgspec.Struct, kw_only=True):
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """Where training stands: `row` rows of shard number `shard` of this epoch's list are done."""
+    """Where training stands: `row` of the `num_rows` rows of shard number `shard` of this epoch are done."""
 
     step: int = 0
     epoch: int = 0
     shard: int = 0
     row: int = 0
+    num_rows: int = 0
     shards: list[str] = []  # of this epoch, in its order
     tokens: int = 0  # supervised tokens so far
     seconds: float = 0.0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from firstlight.base.errors import UsageError
+from firstlight.drafter.first_weights import fit_first_weights
 from firstlight.drafter.prompts import TRAIN
 from firstlight.drafter.shards import read_shard, read_wanted
 from firstlight.drafter.target import Ends, Target
@@ -47,6 +48,8 @@ def new_drafter(target: Target, ends: Ends, shards: list[Path], settings: TrainS
     drafter = Eagle3Drafter(drafter_config(target, first.contract.layers, len(ids)), ends.embedding)
     drafter.target_ids_R.copy_(ids)
     initialise(drafter, ends)
+    if drafter.config.hidden_size == drafter.config.target_hidden_size:
+        fit_first_weights(drafter, ends, shards, target.checkpoint.description.norm_eps)
     numbers = {
         "size": len(ids),
         "distinct_tokens_seen": int((counts > 0).sum()),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
+from firstlight.drafter.draft_loss import CROSS_ENTROPY, Aim, score_drafts
 from firstlight.drafter.packing import Row
 from firstlight.drafter.target import Ends
 from firstlight.models.eagle3 import Eagle3Drafter
@@ -42,9 +43,16 @@ class Teacher:
 
     def log_probs(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
         """The target's distribution over the draft vocabulary, given that its token is in there [Q, R]."""
+        return F.log_softmax(self._logits(final_QH), -1)
+
+    def probs(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        """The same as probabilities."""
+        return F.softmax(self._logits(final_QH), -1)
+
+    def _logits(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
         wide = final_QH.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.norm_eps)
-        return F.log_softmax(wide * scale * self.norm @ self.head_RH.t() / self.temperature, -1)
+        return wide * (scale / self.temperature) * self.norm @ self.head_RH.t()
 
 
 def make_teacher(ends: Ends, ids_R: torch.Tensor, norm_eps: float) -> Teacher:  # noqa: N803
@@ -55,47 +63,34 @@ def make_teacher(ends: Ends, ids_R: torch.Tensor, norm_eps: float) -> Teacher:  
 
 
 def unrolled(
-    drafter: Eagle3Drafter, teacher: Teacher, row: Row, num_steps: int, step_decay: float
+    drafter: Eagle3Drafter,
+    teacher: Teacher,
+    row: Row,
+    num_steps: int,
+    step_decay: float,
+    loss: str = CROSS_ENTROPY,
 ) -> Outcome:
     """Runs the training-time test over a row. The mean loss of draft i has the weight `step_decay` ** i."""
     rows = row.unroll_rows()
     queries = rows.queries_Q
     with torch.no_grad():
-        probs_TR = _teacher_probs(teacher, row)  # noqa: N806 - shape suffix
+        probs_QR = teacher.probs(row.final_TH[queries])  # noqa: N806 - shape suffix
+    # Every query is a supervised index, so that index's distribution is the query's.
+    asked_T = torch.zeros(len(row.tokens_T), dtype=torch.int64)  # noqa: N806
+    asked_T[queries] = torch.arange(len(queries))
     place_T = teacher.place_V[row.wanted_T.clamp(min=0)]  # noqa: N806
     losses, valids, corrects = [], [], []
     for step, output in enumerate(drafter.unroll(rows, num_steps)):
         later, valid = row.valid(queries, step)
-        logits = drafter.logits(output).float()
         right = place_T[later]
-        with torch.no_grad():
-            corrects.append(valid & (logits.argmax(-1) == right))
+        aim = Aim(probs_QR, asked_T[later], valid & (right >= 0), loss)
+        scored = score_drafts(drafter.norm(output), drafter.lm_head.weight, aim)
+        losses.append(scored.loss)
         valids.append(valid)
-        learn = valid & (right >= 0)
-        log_q = F.log_softmax(logits[learn], -1)
-        total = -(probs_TR.rows(later[learn]) * log_q).sum()
-        losses.append(total / learn.sum().clamp(min=1))
+        corrects.append(valid & (scored.best_Q == right))
     weights = torch.tensor([step_decay**step for step in range(num_steps)])
     losses_S = torch.stack(losses)  # noqa: N806
     return Outcome((losses_S * weights).sum(), torch.stack(valids), torch.stack(corrects), losses_S.detach())
-
-
-@dataclass(frozen=True)
-class _Probs:
-    """Distributions of the supervised indices only: the others are never asked for."""
-
-    probs_QR: torch.Tensor
-    place_T: torch.Tensor
-
-    def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        return self.probs_QR[self.place_T[indices]]
-
-
-def _teacher_probs(teacher: Teacher, row: Row) -> _Probs:
-    asked = row.supervised_T.nonzero().squeeze(1)
-    place = torch.zeros(len(row.tokens_T), dtype=torch.int64)
-    place[asked] = torch.arange(len(asked))
-    return _Probs(teacher.log_probs(row.final_TH[asked]).exp_(), place)
 
 
 @dataclass

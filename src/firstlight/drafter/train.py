@@ -22,8 +22,9 @@ from firstlight.drafter.checkpoints import Point, Progress, load_drafter, load_o
 from firstlight.drafter.curves import write_curves
 from firstlight.drafter.make_drafter import new_drafter
 from firstlight.drafter.objective import Outcome, Tally, Teacher, make_teacher, unrolled
-from firstlight.drafter.packing import Row, rows_of
+from firstlight.drafter.packing import Row, join, plan_rows, rows_of
 from firstlight.drafter.prompts import TRAIN
+from firstlight.drafter.schedule import describe, epochs_done, learning_rate, share_done
 from firstlight.drafter.shards import Document, Shard, read_shard
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
 from firstlight.drafter.target import Target, read_ends
@@ -31,22 +32,25 @@ from firstlight.models.eagle3 import Eagle3Drafter
 
 CHECKPOINT = "checkpoint.safetensors"
 BETAS = (0.9, 0.95)
-LOWEST_SHARE = 0.05  # of the learning rate, at the end
 VALIDATION_SHARDS = 4
 Say = Callable[[str], None]
 
 
 class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How it is trained. `num_steps` drafts are unrolled; `rows_per_step` rows make an optimiser step."""
+    """How it is trained. `num_steps` drafts are unrolled; `rows_per_step` rows make an optimiser step.
+
+    `max_minutes` of training end it early, with a learning rate that falls in time; 0 is no such end.
+    """
 
     draft_vocab_size: int = 8192
     num_steps: int = 3
     step_decay: float = 0.8
     epochs: int = 4
     row_tokens: int = 512
-    rows_per_step: int = 8
-    learning_rate: float = 6e-4
-    warmup_steps: int = 40
+    rows_per_step: int = 2
+    learning_rate: float = 1e-3
+    warmup_share: float = 0.04
+    max_minutes: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.5
     seed: int = 0
@@ -59,8 +63,8 @@ class Limits:
     max_optimizer_steps: int | None = None
     checkpoint_every_s: float = 300.0
     report_every_steps: int = 10
-    validate_every_steps: int = 50
-    max_validation_rows: int = 48
+    validate_every_rows: int = 256
+    max_validation_rows: int = 24
     say: Say = field(default=lambda text: None)
 
 
@@ -92,6 +96,7 @@ class Trainer:
             lr=settings.learning_rate,
             betas=BETAS,
             weight_decay=settings.weight_decay,
+            fused=True,
         )
         if self.path.exists():
             load_optimizer(self.path, self.drafter, self.optimizer, self.progress.step)
@@ -100,14 +105,16 @@ class Trainer:
 
     def run(self) -> Stage:
         """Trains to the end of the last epoch, or until the limits say so."""
-        steps_left = self.limits.max_optimizer_steps
+        settings, steps_left = self.settings, self.limits.max_optimizer_steps
         rows: list[Row] = []
         for row in self._rows():
             rows.append(row)
-            if len(rows) < self.settings.rows_per_step:
+            if len(rows) < settings.rows_per_step:
                 continue
             self._step(rows)
             rows = []
+            if share_done(settings, self.progress) >= 1:
+                break
             if steps_left is not None:
                 steps_left -= 1
                 if steps_left <= 0:
@@ -139,19 +146,20 @@ class Trainer:
                 shard = read_shard(self._captured / progress.shards[progress.shard])
                 yield from self._rows_of(shard)
                 progress.shard, progress.row = progress.shard + 1, 0
+                progress.num_rows = 0
             progress.epoch, progress.shard, progress.shards = progress.epoch + 1, 0, []
 
     def _rows_of(self, shard: Shard) -> Iterator[Row]:
         progress = self.progress
         seed = (self.settings.seed * 1009 + progress.epoch) * 100_003 + progress.shard
         skipped = progress.row
-        for number, row in enumerate(
-            rows_of(shard, self.settings.row_tokens, is_for_training, random.Random(seed))
-        ):
+        plan = plan_rows(shard, self.settings.row_tokens, is_for_training, random.Random(seed))
+        progress.num_rows = len(plan)
+        for number, spans in enumerate(plan):
             if number < skipped:
                 continue
             progress.row = number + 1
-            yield row
+            yield join(shard, spans)
 
     def _step(self, rows: list[Row]) -> None:
         settings, progress = self.settings, self.progress
@@ -205,7 +213,7 @@ class Trainer:
         progress.training.append(point)
         self.limits.say(describe(point, progress, settings))
         self._tally, self._loss, self._num_rows = Tally(settings.num_steps), 0.0, 0
-        if final or progress.step % self.limits.validate_every_steps == 0:
+        if final or self._is_time_to_validate():
             found = validate(
                 self.drafter, self.teacher, self._shards(), settings, self.limits.max_validation_rows
             )
@@ -213,6 +221,13 @@ class Trainer:
                 found.step, found.epoch = progress.step, point.epoch
                 progress.validation.append(found)
                 self.limits.say("held out: " + describe(found, progress, settings))
+
+    def _is_time_to_validate(self) -> bool:
+        # By rows and not by steps: its cost stays a few hundredths of training's, whatever a step is.
+        settings, limits = self.settings, self.limits
+        every_steps = max(1, limits.validate_every_rows // settings.rows_per_step)
+        reports = max(1, every_steps // limits.report_every_steps)
+        return self.progress.step % (reports * limits.report_every_steps) == 0
 
     def _save(self) -> None:
         save_checkpoint(self.path, self.drafter, self.optimizer, self.progress)
@@ -233,19 +248,6 @@ def train(out: Path, target: Target, settings: TrainSettings, limits: Limits) ->
 def is_for_training(document: Document) -> bool:
     """Whether a document may be learned from."""
     return document.split == TRAIN
-
-
-def epochs_done(progress: Progress) -> float:
-    """Epochs, with the share of the one that runs."""
-    return progress.epoch + progress.shard / max(len(progress.shards), 1)
-
-
-def learning_rate(settings: TrainSettings, progress: Progress) -> float:
-    """Warm-up, then a cosine over the epochs."""
-    warm = min(1.0, (progress.step + 1) / max(settings.warmup_steps, 1))
-    done = min(1.0, epochs_done(progress) / settings.epochs)
-    cosine = LOWEST_SHARE + (1 - LOWEST_SHARE) * 0.5 * (1 + math.cos(math.pi * done))
-    return settings.learning_rate * warm * cosine
 
 
 def validate(
@@ -273,17 +275,4 @@ def validate(
         accuracy=tally.accuracy,
         acceptance_length=tally.acceptance_length,
         tokens=tally.valid[0],
-    )
-
-
-def describe(point: Point, progress: Progress, settings: TrainSettings) -> str:
-    """A point in one line."""
-    accuracy = " ".join(f"{100 * value:.1f}" for value in point.accuracy)
-    done = epochs_done(progress)
-    rate = progress.tokens / max(progress.seconds, 1e-9)
-    left_s = progress.seconds / max(done, 1e-9) * (settings.epochs - done)
-    return (
-        f"step {point.step}, epoch {point.epoch:.2f} of {settings.epochs}: loss {point.loss:.3f}, accuracy "
-        f"{accuracy} %, acceptance length {point.acceptance_length:.2f} (k = {settings.num_steps}), "
-        f"{rate:.0f} supervised tokens a second, {left_s / 60:.0f} min left"
     )

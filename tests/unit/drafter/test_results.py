@@ -27,7 +27,7 @@ Run = tuple[Path, Target]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out, target = captured_run(tmp_path_factory.mktemp("run"), max_tokens=40)
     settings = TrainSettings(
-        draft_vocab_size=60, epochs=4, row_tokens=128, rows_per_step=2, warmup_steps=1, learning_rate=1e-2
+        draft_vocab_size=60, epochs=4, row_tokens=128, rows_per_step=2, warmup_share=0.0, learning_rate=1e-2
     )
     train(out, target, settings, Limits())
     evaluate(out, target, EvaluateSettings(max_documents=2))

@@ -27,7 +27,7 @@ from support.drafters import STATES, captured_run
 from support.fault_plants import record
 
 SETTINGS = TrainSettings(
-    draft_vocab_size=60, epochs=2, row_tokens=96, rows_per_step=2, learning_rate=2e-3, warmup_steps=2
+    draft_vocab_size=60, epochs=2, row_tokens=96, rows_per_step=2, learning_rate=2e-3, warmup_share=0.1
 )
 Run = tuple[Path, Target]
 

@@ -16,7 +16,8 @@ import torch
 from firstlight.drafter.chain import eagle_proposer, run_chain
 from firstlight.drafter.evaluate import bootstrap
 from firstlight.drafter.explain.evidence import Accuracy, Bucket, OwnLoop
-from firstlight.models.eagle3 import Eagle3Drafter, UnrollRows
+from firstlight.models.eagle3 import Eagle3Drafter
+from firstlight.models.eagle3_unroll import UnrollRows
 
 OFFSETS = 4  # of the answer's first drafts, that are told apart
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 1 << 30)
@@ -41,11 +42,10 @@ class Sample:
         return torch.arange(self.num_prompt - 1, len(self.tokens) - 2)
 
     def rows(self, layers: tuple[int, ...]) -> UnrollRows:
-        """What the drafter unrolls from; its mask is made here, whatever the training's is."""
+        """What the drafter unrolls from, made here, whatever training makes."""
         index = torch.arange(len(self.tokens) - 1)
-        seen = index <= self.queries[:, None]
         tokens = torch.tensor(self.tokens[1:])
-        return UnrollRows(self.for_layers(layers), tokens, index, self.queries, seen)
+        return UnrollRows(self.for_layers(layers), tokens, index, self.queries, torch.zeros_like(index))
 
 
 class _Counts:
