@@ -34,7 +34,7 @@ TRAINING = TrainSettings(
     row_tokens=512,
     rows_per_step=1,
     learning_rate=6e-3,
-    warmup_steps=5,
+    warmup_share=0.05,
     step_decay=1.0,
 )
 

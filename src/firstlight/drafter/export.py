@@ -19,6 +19,7 @@ from firstlight.base.errors import EngineError
 from firstlight.base.files import replacing
 from firstlight.drafter.card import write_card
 from firstlight.drafter.checkpoints import load_drafter
+from firstlight.drafter.gate_record import forced_gates
 from firstlight.drafter.probes import check_probes, write_probes
 from firstlight.drafter.shards import read_shard
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
@@ -46,6 +47,7 @@ def export(
     drafter, _ = load_drafter(out / "train" / CHECKPOINT, ends.embedding)
     stage = open_stage(out / "export", "export", {}, {}, target.record)
     stage.manifest.inputs = {CHECKPOINT: trained.files[CHECKPOINT]}
+    stage.manifest.numbers["forced_gates"] = forced_gates(out)
     captured = out / "capture"
     shard = read_shard(captured / min(read_manifest(captured).files))
     for engine in engines:

@@ -28,7 +28,7 @@ from support.serving import write_chat_model
 
 Run = tuple[Path, Target]
 ANSWERS = GenerateSettings(max_tokens=24, shard_prompts=6)
-SETTINGS = TrainSettings(draft_vocab_size=60, epochs=1, row_tokens=96, rows_per_step=2, warmup_steps=1)
+SETTINGS = TrainSettings(draft_vocab_size=60, epochs=1, row_tokens=96, rows_per_step=2)
 
 
 @pytest.fixture(scope="module")

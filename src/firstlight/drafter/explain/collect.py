@@ -19,7 +19,13 @@ from firstlight.drafter.capture import Capturer, CaptureSettings
 from firstlight.drafter.explain.documents import Documents, read_documents
 from firstlight.drafter.explain.draft_keys import match_keys
 from firstlight.drafter.explain.drafts import ROUNDS, Drafted, match_drafts
-from firstlight.drafter.explain.engine_run import Answered, Listening, engine_section, start_drafting
+from firstlight.drafter.explain.engine_run import (
+    Answered,
+    Listening,
+    acceptance_length,
+    engine_section,
+    start_drafting,
+)
 from firstlight.drafter.explain.evidence import Evidence, Loaded, Served, VariantAccuracy
 from firstlight.drafter.explain.leak import leak_of
 from firstlight.drafter.explain.order import Order
@@ -243,13 +249,9 @@ class _Collector:
         evidence.draft_keys = match_keys(drafter, list(zip(answered, expected, strict=True)))
         pairs = [_states_pair(one, s) for one, s in zip(answered, expected, strict=True)]
         evidence.states.append(match_states("verify", drafting.layers, pairs))
-        accepted, verified = (
-            sum(getattr(a, f"num_{name}") for a in answered) for name in ("accepted", "verified")
+        evidence.engine = Served(
+            acceptance_length=acceptance_length(first), k=order.k, source="the engine in this process"
         )
-        if verified:
-            evidence.engine = Served(
-                acceptance_length=1 + accepted / verified, k=order.k, source="the engine in this process"
-            )
 
 
 def _as_answer(index: int, tapped: Tapped) -> Answer:
