@@ -20,7 +20,7 @@ from firstlight.base.errors import ModelFileError
 from firstlight.drafter.answers import Answer, read_answers
 from firstlight.drafter.capture import Capturer, CaptureSettings
 from firstlight.drafter.chain import eagle_proposer, run_chain
-from firstlight.drafter.explain.engine_run import acceptance_in_engine
+from firstlight.drafter.explain.engine_run import acceptance_length, answer_in_engine
 from firstlight.drafter.explain.order import Order
 from firstlight.drafter.make_drafter import drafter_config, initialise
 from firstlight.drafter.objective import Tally, make_teacher, unrolled
@@ -199,7 +199,7 @@ def _served_length(target: Target, drafter: Eagle3Drafter, answer: Answer, num_t
         save_eagle3(Path(folder), drafter, torch.float32)
         order = Order(target=target, drafter=Path(folder), k=NUM_DRAFTS, max_tokens=num_tokens)
         prompt = answer.prompt_token_ids
-        return acceptance_in_engine(order, [prompt], [num_tokens - len(prompt)])
+        return acceptance_length(answer_in_engine(order, [prompt], [num_tokens - len(prompt)]))
 
 
 def _fresh(target: Target, shard: Shard, ends: Ends) -> Eagle3Drafter:

@@ -1,7 +1,7 @@
 """The gates behind training: offline accuracy, the own loop, the export's probes, and the engine itself.
 
-Called by `firstlight drafter run`, in this order. Invariant: the engine is measured on the answers that the
-own loop was measured on, so that the two differ by the engine alone.
+Called by `firstlight drafter run`, in this order. Invariant: the engine is compared with the own loop over the
+text that it made itself, so that the two differ by the engine alone.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from firstlight.base.errors import FirstlightError
+from firstlight.drafter.capture import Capturer, CaptureSettings
 from firstlight.drafter.chain import eagle_proposer, run_chain
 from firstlight.drafter.evaluate import EAGLE, IN_DOMAIN, UNTRAINED, Line, Report
 from firstlight.drafter.explain.documents import read_documents
-from firstlight.drafter.explain.engine_run import acceptance_in_engine
+from firstlight.drafter.explain.engine_run import acceptance_length, answer_in_engine
 from firstlight.drafter.explain.order import Order
 from firstlight.drafter.export import NATIVE
 from firstlight.drafter.gates import Gate
@@ -84,20 +85,26 @@ def engine_gate(out: Path, target: Target, k: int, cpu_kernels: str = "auto") ->
     order = Order(
         target=target, drafter=folder, out=out, k=k, max_documents=MAX_DOCUMENTS, cpu_kernels=cpu_kernels
     )
-    documents = read_documents(order)
-    answers = [answer for answer in documents.answers if answer.id in documents.stored]
+    answers = read_documents(order).answers
     drafter = load_eagle3(
         folder, target.checkpoint.description, read_ends(target.checkpoint).embedding
     ).drafter
+    made = answer_in_engine(
+        order,
+        [answer.prompt_token_ids for answer in answers],
+        [len(answer.token_ids) for answer in answers],
+    )
+    # Near ties fall to either side, so the loop runs over what the engine said and not over what was stored.
+    settings = CaptureSettings(layers=drafter.config.state_layers, cpu_kernels=cpu_kernels)
+    capturer = Capturer(target, settings, threads=0)
     emitted = rounds = 0
-    for answer in answers:
-        tokens = answer.tokens[1:]
-        propose = eagle_proposer(drafter, documents.stored[answer.id].states, tokens)
-        found = run_chain(tokens, len(answer.prompt_token_ids) - 1, k, propose)
+    for one in made:
+        tokens = one.prompt + one.tokens
+        states = capturer.states_of([tokens])[0][:-1, :-1]
+        propose = eagle_proposer(drafter, states, tokens[1:])
+        found = run_chain(tokens[1:], len(one.prompt) - 1, k, propose)
         emitted, rounds = emitted + found.emitted, rounds + found.num_rounds
-    own = emitted / max(rounds, 1)
-    prompts = [answer.prompt_token_ids for answer in answers]
-    engine = acceptance_in_engine(order, prompts, [len(answer.token_ids) for answer in answers])
+    own, engine = emitted / max(rounds, 1), acceptance_length(made)
     gap = engine / own - 1.0
     said = f"{engine:.2f} in the engine, {own:.2f} in the own loop, k = {k}, {len(answers)} answers"
     passed = abs(gap) <= MAX_ENGINE_GAP

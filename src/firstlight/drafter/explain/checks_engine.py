@@ -26,7 +26,8 @@ MAX_RANKS_GAP = 0.02
 SAME_DRAFTS = 0.95  # near ties fall to either side
 LESS = 0.05  # of drafts that are equal, to be called fewer
 REPRODUCED = 0.95
-MAX_KEY_GAP = 0.1  # of draft keys in the pages: those in 16 bits stay far below
+MAX_KEY_GAP = 0.02  # of draft keys in the pages: those in 16 bits stay far below
+WRONG_KEYS = 0.3
 NO_PREFIX_KEYS = "draft keys of cached prefixes are missing"
 
 _NAMED = {
@@ -183,12 +184,13 @@ def draft_keys_are_right(evidence: Evidence) -> Finding | None:
     """Draft keys in the pages are those of the target's states."""
     found = {match.origin: match for match in evidence.draft_keys}
     prompt = found.get(PROMPT)
-    if prompt is None or prompt.relative_l2 > MAX_KEY_GAP:
+    if prompt is None or prompt.relative_l2 > WRONG_KEYS:
         return None  # what is wrong from the start is said by its drafts
+    least = max(MAX_KEY_GAP, 1.5 * prompt.relative_l2)
     causes = {VERIFIED: _NAMED[STALE], CACHED_KEYS: NO_PREFIX_KEYS}
     for origin, cause in causes.items():
         match = found.get(origin)
-        if match is None or match.relative_l2 <= MAX_KEY_GAP:
+        if match is None or match.relative_l2 <= least:
             continue
         what = "accepted drafts" if origin == VERIFIED else "cached prefixes"
         return Finding(
@@ -208,6 +210,28 @@ def draft_keys_are_right(evidence: Evidence) -> Finding | None:
             "draft is made, and before a page may be hit.",
         )
     return None
+
+
+def engine_as_its_own_loop(evidence: Evidence) -> Finding | None:
+    """The engine accepts what the own loop accepts on the same text."""
+    engine, loop = evidence.engine, evidence.engine_loop
+    if engine is None or loop is None:
+        return None
+    if engine.acceptance_length >= min(0.95 * loop.acceptance_length, loop.low):
+        return None
+    return Finding(
+        cause="the engine accepts less than it could",
+        side=Side.INTEGRATION,
+        sure=Sure.LIKELY,
+        place=Place.SERVED,
+        said="On the very text that the engine made, the reference's drafts would have been accepted more "
+        "often.",
+        evidence=[
+            f"{engine.acceptance_length:.2f} in {engine.source}, {loop.acceptance_length:.2f} "
+            f"({loop.low:.2f} to {loop.high:.2f}) in the own loop, k = {loop.k}"
+        ],
+        next_step="Look at what the other findings say of the engine's states and drafts.",
+    )
 
 
 def served_as_predicted(evidence: Evidence) -> Finding | None:
@@ -318,5 +342,6 @@ CHECKS = (
     draft_keys_are_right,
     later_drafts,
     cached_drafts,
+    engine_as_its_own_loop,
     served_as_predicted,
 )

@@ -252,6 +252,11 @@ class _Collector:
         evidence.engine = Served(
             acceptance_length=acceptance_length(first), k=order.k, source="the engine in this process"
         )
+        made = [
+            Sample("", one.prompt + one.tokens, len(one.prompt), states)
+            for one, states in zip(first, expected, strict=False)
+        ]
+        evidence.engine_loop = own_loop(drafter, made, order.k)
 
 
 def _as_answer(index: int, tapped: Tapped) -> Answer:

@@ -122,9 +122,9 @@ class Listening:
         return logits
 
 
-def acceptance_in_engine(order: Order, prompts: list[list[int]], lengths: list[int]) -> float:
-    """Tokens of a step of the engine with the drafter, for answers of these lengths."""
-    return acceptance_length(Listening(start_drafting(order)).answer(prompts, lengths))
+def answer_in_engine(order: Order, prompts: list[list[int]], lengths: list[int]) -> list[Answered]:
+    """Answers of these lengths, by the engine with the drafter."""
+    return Listening(start_drafting(order)).answer(prompts, lengths)
 
 
 def acceptance_length(answers: list[Answered]) -> float:
