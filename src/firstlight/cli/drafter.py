@@ -173,6 +173,14 @@ class TrainOptions:
     max_minutes: Annotated[
         float, typer.Option(help="End after so many minutes of training, the rate falling in time.", min=0)
     ] = 0.0
+    loss: Annotated[str, typer.Option(help="cross-entropy, lk-alpha or lk-lambda.")] = "cross-entropy"
+    init_from: Annotated[
+        Path | None, typer.Option(help="Start from the drafter in this folder.", metavar="FOLDER")
+    ] = None
+    dtype: Annotated[str, typer.Option(help="Of products: float32 or bfloat16.")] = "float32"
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu"
+    ranks: Annotated[int, typer.Option(help="Processes that share the rows of a step.", min=1)] = 1
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files, too.")] = False
     max_steps: Annotated[
         int | None, typer.Option(help="Stop after so many more optimiser steps.", min=1, metavar="N")
     ] = None
@@ -192,8 +200,8 @@ def train(options: TrainOptions) -> None:
     import torch
 
     from firstlight.drafter.target import open_target
-    from firstlight.drafter.train import Limits, TrainSettings
     from firstlight.drafter.train import train as run_stage
+    from firstlight.drafter.train_settings import Limits, TrainSettings
 
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -206,11 +214,17 @@ def train(options: TrainOptions) -> None:
         row_tokens=options.row_tokens,
         warmup_share=options.warmup_share,
         max_minutes=options.max_minutes,
+        loss=options.loss,
+        init_from=str(options.init_from or ""),
+        dtype=options.dtype,
         seed=options.seed,
     )
     limits = Limits(
         max_optimizer_steps=options.max_steps,
         checkpoint_every_s=options.checkpoint_every,
+        device=options.device,
+        num_ranks=options.ranks,
+        tensorboard=options.tensorboard,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
     stage = run_stage(options.out, open_target(locate(options.target)), settings, limits)

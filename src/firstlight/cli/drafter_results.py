@@ -206,7 +206,7 @@ def run(options: RunOptions) -> None:
     from firstlight.drafter.run import RunOrder
     from firstlight.drafter.run import run as run_all
     from firstlight.drafter.target import open_target
-    from firstlight.drafter.train import TrainSettings
+    from firstlight.drafter.train_settings import TrainSettings
 
     order = RunOrder(
         prompts=PromptSettings(

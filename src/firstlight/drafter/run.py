@@ -17,7 +17,8 @@ from firstlight.drafter.gates import Gate, check, require
 from firstlight.drafter.generate import GenerateSettings, generate
 from firstlight.drafter.prompts import PromptSettings, make_prompts
 from firstlight.drafter.target import Target
-from firstlight.drafter.train import Limits, TrainSettings, train
+from firstlight.drafter.train import train
+from firstlight.drafter.train_settings import Limits, TrainSettings
 
 MIN_FIRST_ACCURACY = 0.3  # of the first draft, in domain: below, a drafter cannot pay for itself
 
