@@ -84,6 +84,11 @@ class GenerateOptions:
     out: Out
     target: TargetOption = None
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 256
+    temperature: Annotated[float, typer.Option(help="0: what the target would choose.", min=0)] = 0.0
+    top_p: Annotated[float, typer.Option(help="Of sampled answers.", min=0, max=1)] = 1.0
+    url: Annotated[
+        str, typer.Option(help="Let a server answer that returns token ids; states come by capture.")
+    ] = ""
     layer: Layers = None
     shard_prompts: Annotated[int, typer.Option(help="Prompts of a shard, the unit of resuming.", min=1)] = 256
     max_shards: Annotated[
@@ -107,7 +112,13 @@ def generate(options: GenerateOptions) -> None:
     from firstlight.drafter.generate import generate as run_stage
     from firstlight.drafter.target import open_target
 
-    settings = GenerateSettings(max_tokens=options.max_tokens, shard_prompts=options.shard_prompts)
+    settings = GenerateSettings(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        url=options.url,
+        shard_prompts=options.shard_prompts,
+    )
     states = CaptureSettings(layers=tuple(options.layer or ()), cpu_kernels=options.cpu_kernels)
     engine = engine_options(options.batch, options.threads, options.cpu_kernels)
     target = open_target(locate(options.target))

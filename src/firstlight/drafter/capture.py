@@ -16,10 +16,11 @@ import torch
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import UsageError
 from firstlight.drafter.answers import Answer, read_answers
+from firstlight.drafter.objective import Teacher, make_teacher
 from firstlight.drafter.progress import Meter
 from firstlight.drafter.shards import NO_TOKEN, Contract, Document, Shard, require_finite, write_shard
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
-from firstlight.drafter.target import Target
+from firstlight.drafter.target import Target, read_ends
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.startup import Started, start
 from firstlight.ops.collectives import Group
@@ -27,6 +28,7 @@ from firstlight.ops.collectives import Group
 STEP_TOKENS = 1024  # of a step, as far as whole documents fit
 MAX_DOCUMENTS = 32  # of a step
 MIN_DOCUMENT_TOKENS = 4
+CHOICES_AT_ONCE = 256  # times the vocabulary: the logits that are held at once
 
 
 class CaptureSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,9 +106,12 @@ def capture(
     todo = missing[:max_shards]
     if todo:
         capturer = Capturer(target, settings, threads)
+        is_sampled = float(source.settings.get("temperature", 0.0)) > 0
+        teacher = sampled_teacher(target) if is_sampled else None
         with Meter("capture", "tokens", _count_tokens(out, todo)) as meter:
             for name in todo:
-                _capture_shard(stage, out, name, capturer, target, meter)
+                captured = _states_of_shard(out, name, capturer, meter)
+                store_states(stage, name, target, capturer.layers, captured, teacher)
             stage.manifest.numbers["tokens_per_s"] = round(meter.rate, 1)
     if len(todo) == len(missing) and source.complete:
         stage.finish()
@@ -127,15 +132,15 @@ def _count_tokens(out: Path, names: list[str]) -> int:
     return sum(len(answer.tokens) for name in names for answer in read_answers(out / "generate", name))
 
 
-def _capture_shard(
-    stage: Stage, out: Path, name: str, capturer: Capturer, target: Target, meter: Meter
-) -> None:
+def _states_of_shard(
+    out: Path, name: str, capturer: Capturer, meter: Meter
+) -> list[tuple[Answer, torch.Tensor]]:
     captured: list[tuple[Answer, torch.Tensor]] = []
     for group in _groups(read_answers(out / "generate", name), capturer.max_tokens):
         texts = [answer.tokens for answer in group]
         captured += zip(group, capturer.states_of(texts), strict=True)
         meter.add(sum(len(tokens) for tokens in texts))
-    store_states(stage, name, target, capturer.layers, captured)
+    return captured
 
 
 def store_states(
@@ -144,10 +149,12 @@ def store_states(
     target: Target,
     layers: tuple[int, ...],
     captured: list[tuple[Answer, torch.Tensor]],
+    teacher: Teacher | None = None,
 ) -> None:
     """Writes the shard of states that belongs to a shard of answers, and records it.
 
-    The states [T, C + 1, H] are those of prompt and answer; the last token's is not needed.
+    The states [T, C + 1, H] are those of prompt and answer; the last token's is not needed. `teacher`, of
+    the whole vocabulary, says what the target would choose where answers were sampled.
     """
     if not captured:
         return
@@ -171,16 +178,26 @@ def store_states(
     shard = Shard(contract, **{key: torch.cat([part[key] for part in parts]) for key in parts[0]})
     path = stage.folder / states_name(answers_name)
     require_finite(shard, path)
+    if teacher is not None:
+        asked = shard.supervised.nonzero().squeeze(1)
+        for rows in asked.split(CHOICES_AT_ONCE):
+            shard.wanted[rows] = teacher.log_probs(shard.final[rows]).argmax(-1).int()
     write_shard(path, shard)
     numbers = stage.manifest.numbers
     added = {"indices": len(shard.tokens), "supervised": int(shard.supervised.sum())}
     stage.finish_file(path.name, {key: numbers.get(key, 0) + value for key, value in added.items()})
 
 
+def sampled_teacher(target: Target) -> Teacher:
+    """The teacher over the whole vocabulary: a sampled answer does not say what the target would choose."""
+    ends, norm_eps = read_ends(target.checkpoint), target.checkpoint.description.norm_eps
+    return make_teacher(ends, torch.arange(len(ends.head)), norm_eps)
+
+
 def aligned(tokens: list[int], num_prompt: int, states: torch.Tensor) -> dict[str, torch.Tensor]:
     """The tensors of one document by the contract; `states` [T, C + 1, H] with the last state at the end.
 
-    The answer is greedy, so that what the target would choose is what it chose. No index that is trained
+    What the target would choose is what it chose, if the answer is greedy. No index that is trained
     needs the last token's state, which is not there when the answer was just made: it is zero in any case.
     """
     num = len(tokens)
@@ -194,7 +211,7 @@ def aligned(tokens: list[int], num_prompt: int, states: torch.Tensor) -> dict[st
         "final": states[1:num, -1],
         "tokens": x[1:],
         "predicted": predicted,
-        "wanted": predicted,
+        "wanted": predicted.clone(),
         "supervised": (index + 1 >= num_prompt) & (predicted != NO_TOKEN),
     }
 

@@ -47,9 +47,8 @@ class Trainer:
         self.settings, self.limits, self.ranks = settings, limits, ranks or Ranks()
         self._captured = out / "capture"
         require_target(read_manifest(self._captured), target.record, self._captured)
-        self.stage: Stage = open_stage(
-            out / "train", "train", msgspec.to_builtins(settings), {}, target.record
-        )
+        given, defaults = msgspec.to_builtins(settings), msgspec.to_builtins(TrainSettings())
+        self.stage: Stage = open_stage(out / "train", "train", given, {}, target.record, defaults)
         torch.manual_seed(settings.seed)
         ends = read_ends(target.checkpoint)
         self.path = self.stage.folder / CHECKPOINT
