@@ -138,6 +138,12 @@ class CaptureOptions:
         int | None, typer.Option(help="Stop after so many more shards.", min=1, metavar="N")
     ] = None
     dtype: Annotated[str, typer.Option(help="auto or float32.")] = "auto"
+    storage: Annotated[str, typer.Option(help="bfloat16; or int8, half as large, with its error told.")] = (
+        "bfloat16"
+    )
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Measure the same steps without states, too.")
+    ] = False
     threads: Threads = 0
     cpu_kernels: Kernels = "auto"
     debug: Debug = False
@@ -154,14 +160,26 @@ def capture(options: CaptureOptions) -> None:
     """
     from firstlight.drafter.capture import CaptureSettings
     from firstlight.drafter.capture import capture as run_stage
+    from firstlight.drafter.capture_cost import measure_capture
     from firstlight.drafter.target import open_target
 
     settings = CaptureSettings(
-        layers=tuple(options.layer or ()), dtype=options.dtype, cpu_kernels=options.cpu_kernels
+        layers=tuple(options.layer or ()),
+        dtype=options.dtype,
+        cpu_kernels=options.cpu_kernels,
+        storage=options.storage,
     )
     target = open_target(locate(options.target))
     stage = run_stage(options.out, target, settings, options.threads, options.max_shards)
     numbers = stage.manifest.numbers
+    if options.compare:
+        found = measure_capture(options.out, target, settings, options.threads)
+        print(
+            f"{found['capture_tokens_per_s']} tokens/s with states, {found['prefill_tokens_per_s']} without: "
+            f"{found['share_of_prefill']} of plain prefill"
+        )
+    if "storage_error" in numbers:
+        print(f"int8 storage: {numbers['storage_error']}")
     num_shards = len(stage.manifest.files)
     print(f"{numbers.get('supervised', 0)} supervised tokens in {num_shards} shards in {stage.folder}")
 

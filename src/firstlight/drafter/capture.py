@@ -16,9 +16,19 @@ import torch
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import UsageError
 from firstlight.drafter.answers import Answer, read_answers
+from firstlight.drafter.int8_states import storage_error
 from firstlight.drafter.objective import Teacher, make_teacher
 from firstlight.drafter.progress import Meter
-from firstlight.drafter.shards import NO_TOKEN, Contract, Document, Shard, require_finite, write_shard
+from firstlight.drafter.shards import (
+    BFLOAT16,
+    INT8,
+    NO_TOKEN,
+    Contract,
+    Document,
+    Shard,
+    require_finite,
+    write_shard,
+)
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
 from firstlight.drafter.target import Target, read_ends
 from firstlight.engine.plan import StepPlan
@@ -32,17 +42,23 @@ CHOICES_AT_ONCE = 256  # times the vocabulary: the logits that are held at once
 
 
 class CaptureSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Which states: the residual stream after so many blocks. Empty: (2, L // 2, L - 3) of L blocks."""
+    """Which states: the residual stream after so many blocks. Empty: (2, L // 2, L - 3) of L blocks.
+
+    `storage`: bfloat16, or int8 with a scale for each channel; the last state is bfloat16 in any case.
+    """
 
     layers: tuple[int, ...] = ()
     dtype: str = "auto"
     cpu_kernels: str = "auto"
+    storage: str = BFLOAT16
 
 
 class Capturer:
     """An engine whose steps leave their states. `layers` has the last block's state at its end."""
 
-    def __init__(self, target: Target, settings: CaptureSettings, threads: int) -> None:
+    def __init__(
+        self, target: Target, settings: CaptureSettings, threads: int, *, keeps_states: bool = True
+    ) -> None:
         description = target.checkpoint.description
         self.layers = state_layers(target, settings.layers)
         section = EngineSection(
@@ -53,7 +69,7 @@ class Capturer:
             max_model_len=min(2 * STEP_TOKENS, description.max_position),
             prefix_cache=False,
         )
-        every = (*self.layers, description.num_layers)
+        every = (*self.layers, description.num_layers) if keeps_states else ()
         self._engine: Started = start(target.checkpoint, settings.dtype, section, Group(), _quiet, every)
 
     @property
@@ -63,6 +79,11 @@ class Capturer:
 
     def states_of(self, documents: list[list[int]]) -> list[torch.Tensor]:
         """The states [T, C + 1, H] of each document, bfloat16, from one step over all of them."""
+        self.run(documents)
+        return list(self._engine.runner.states.to(torch.bfloat16).split([len(each) for each in documents]))
+
+    def run(self, documents: list[list[int]]) -> None:
+        """One step over whole documents."""
         page_size = self._engine.section.page_size_tokens
         pages, first = [], 1
         for slot, tokens in enumerate(documents):
@@ -73,7 +94,6 @@ class Capturer:
         flat = [token for tokens in documents for token in tokens]
         slots = list(range(len(documents)))
         self._engine.runner.run(StepPlan(0, slots, [0] * len(slots), counts, flat, [], pages))
-        return list(self._engine.runner.states.to(torch.bfloat16).split(counts))
 
 
 def state_layers(target: Target, wanted: tuple[int, ...]) -> tuple[int, ...]:
@@ -95,7 +115,11 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def capture(
-    out: Path, target: Target, settings: CaptureSettings, threads: int = 0, max_shards: int | None = None
+    out: Path,
+    target: Target,
+    settings: CaptureSettings,
+    threads: int = 0,
+    max_shards: int | None = None,
 ) -> Stage:
     """Runs the stage in `out`/capture for every finished shard of answers, or for `max_shards` more."""
     source = read_manifest(out / "generate")
@@ -120,7 +144,10 @@ def capture(
 
 def open_states(out: Path, target: Target, settings: CaptureSettings) -> Stage:
     """The stage's folder, to be written to by `capture`, or while answers are made."""
-    return open_stage(out / "capture", "capture", msgspec.to_builtins(settings), {}, target.record)
+    if settings.storage not in (BFLOAT16, INT8):
+        raise UsageError(f"States are not stored as {settings.storage!r}.", f"Give {BFLOAT16} or {INT8}.")
+    given, defaults = msgspec.to_builtins(settings), msgspec.to_builtins(CaptureSettings())
+    return open_stage(out / "capture", "capture", given, {}, target.record, defaults)
 
 
 def states_name(answers_name: str) -> str:
@@ -174,6 +201,7 @@ def store_states(
         tokenizer_sha256=record.tokenizer_sha256,
         chat_template_sha256=record.chat_template_sha256,
         documents=tuple(documents),
+        storage=stage.manifest.settings.get("storage", BFLOAT16),
     )
     shard = Shard(contract, **{key: torch.cat([part[key] for part in parts]) for key in parts[0]})
     path = stage.folder / states_name(answers_name)
@@ -184,6 +212,8 @@ def store_states(
             shard.wanted[rows] = teacher.log_probs(shard.final[rows]).argmax(-1).int()
     write_shard(path, shard)
     numbers = stage.manifest.numbers
+    if contract.storage == INT8:
+        numbers["storage_error"] = storage_error(shard.states)
     added = {"indices": len(shard.tokens), "supervised": int(shard.supervised.sum())}
     stage.finish_file(path.name, {key: numbers.get(key, 0) + value for key, value in added.items()})
 

@@ -19,12 +19,12 @@ from firstlight.drafter.checkpoints import Point, Progress
 CURVES, PICTURE = "curves.json", "curves.png"
 
 
-def write_curves(folder: Path, progress: Progress) -> None:
-    """Writes both files anew."""
+def write_curves(folder: Path, progress: Progress, *, picture: bool = True) -> None:
+    """Writes both files anew, or the JSON alone: a picture takes a second."""
     curves = {"training": progress.training, "validation": progress.validation}
     with replacing(folder / CURVES) as file:
         file.write(msgspec.json.format(msgspec.json.encode(curves), indent=1))
-    if find_spec("matplotlib") is not None and progress.training:
+    if picture and progress.training and find_spec("matplotlib") is not None:
         _draw(folder / PICTURE, progress)
 
 

@@ -90,7 +90,7 @@ class Trainer:
             if steps_left is not None:
                 steps_left -= 1
                 if steps_left <= 0:
-                    self._save()
+                    self._save(picture=False)
                     return self.stage
         if rows:
             self._step(rows)
@@ -241,12 +241,12 @@ class Trainer:
             tokens=tally.valid[0],
         )
 
-    def _save(self) -> None:
+    def _save(self, *, picture: bool = True) -> None:
         self._saved_s = time.monotonic()
         if self.ranks.rank:
             return
         save_checkpoint(self.path, self.drafter, self.optimizer, self.progress)
-        write_curves(self.stage.folder, self.progress)
+        write_curves(self.stage.folder, self.progress, picture=picture)
         last = self.progress.validation[-1:] or self.progress.training[-1:]
         numbers = {"step": self.progress.step, "tokens": self.progress.tokens}
         numbers |= {"last": msgspec.to_builtins(last[0])} if last else {}
