@@ -17,7 +17,8 @@ from firstlight.drafter.export import NATIVE, export
 from firstlight.drafter.generate import GenerateSettings, generate
 from firstlight.drafter.prompts import PromptSettings, make_prompts
 from firstlight.drafter.target import Target, open_target
-from firstlight.drafter.train import Limits, TrainSettings, train
+from firstlight.drafter.train import train
+from firstlight.drafter.train_settings import Limits, TrainSettings
 from firstlight.facts.description import RopeScaling
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.drafters import SMALL_ENGINE, write_prompt_file

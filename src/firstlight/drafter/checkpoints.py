@@ -62,6 +62,7 @@ def save_checkpoint(
         for kind in (_FIRST, _SECOND):
             if kind in moments:
                 tensors[f"{kind}.{name}"] = moments[kind]
+    tensors = {name: values.cpu() for name, values in tensors.items()}
     state = _State(config=drafter.config, progress=progress)
     write_tensor_file(path, tensors, {STATE: msgspec.json.encode(state).decode()})
 
@@ -93,7 +94,7 @@ def load_optimizer(path: Path, drafter: Eagle3Drafter, optimizer: torch.optim.Ad
     for name, parameter in drafter.named_parameters():
         if f"{_FIRST}.{name}" in tensors:
             optimizer.state[parameter] = {
-                "step": torch.tensor(float(step)),
-                _FIRST: tensors[f"{_FIRST}.{name}"].clone(),
-                _SECOND: tensors[f"{_SECOND}.{name}"].clone(),
+                "step": torch.tensor(float(step), device=parameter.device),
+                _FIRST: tensors[f"{_FIRST}.{name}"].to(parameter.device, copy=True),
+                _SECOND: tensors[f"{_SECOND}.{name}"].to(parameter.device, copy=True),
             }

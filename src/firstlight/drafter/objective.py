@@ -10,7 +10,7 @@ Shapes: Q indices that are drafted from, S draft steps, R draft vocabulary, V ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
@@ -49,6 +49,11 @@ class Teacher:
         """The same as probabilities."""
         return F.softmax(self._logits(final_QH), -1)
 
+    def to(self, device: str) -> Teacher:
+        """The same on another device."""
+        moved = {name: getattr(self, name).to(device) for name in ("norm", "head_RH", "place_V")}
+        return replace(self, **moved)
+
     def _logits(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
         wide = final_QH.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.norm_eps)
@@ -76,20 +81,23 @@ def unrolled(
     with torch.no_grad():
         probs_QR = teacher.probs(row.final_TH[queries])  # noqa: N806 - shape suffix
     # Every query is a supervised index, so that index's distribution is the query's.
-    asked_T = torch.zeros(len(row.tokens_T), dtype=torch.int64)  # noqa: N806
-    asked_T[queries] = torch.arange(len(queries))
+    asked_T = torch.zeros_like(row.tokens_T)  # noqa: N806
+    asked_T[queries] = torch.arange(len(queries), device=queries.device)
     place_T = teacher.place_V[row.wanted_T.clamp(min=0)]  # noqa: N806
+    # Norms leave float32; the head's product is the largest, and takes the type of the others.
+    kind = queries.device.type
+    compute_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
     losses, valids, corrects = [], [], []
     for step, output in enumerate(drafter.unroll(rows, num_steps)):
         later, valid = row.valid(queries, step)
         right = place_T[later]
         aim = Aim(probs_QR, asked_T[later], valid & (right >= 0), loss)
-        scored = score_drafts(drafter.norm(output), drafter.lm_head.weight, aim)
+        scored = score_drafts(drafter.norm(output).to(compute_dtype), drafter.lm_head.weight, aim)
         losses.append(scored.loss)
         valids.append(valid)
         corrects.append(valid & (scored.best_Q == right))
-    weights = torch.tensor([step_decay**step for step in range(num_steps)])
     losses_S = torch.stack(losses)  # noqa: N806
+    weights = torch.tensor([step_decay**step for step in range(num_steps)], device=losses_S.device)
     return Outcome((losses_S * weights).sum(), torch.stack(valids), torch.stack(corrects), losses_S.detach())
 
 
@@ -107,7 +115,7 @@ class Tally:
 
     def add(self, outcome: Outcome) -> None:
         """Counts the drafts of one row."""
-        alive = torch.ones(outcome.valid_SQ.shape[1], dtype=torch.bool)
+        alive = torch.ones_like(outcome.valid_SQ[0])
         for step in range(self.num_steps):
             valid, correct = outcome.valid_SQ[step], outcome.correct_SQ[step]
             self.valid[step] += int(valid.sum())
@@ -116,6 +124,20 @@ class Tally:
             self.reached[step] += int(alive.sum())
             alive = alive & correct
             self.accepted[step] += int(alive.sum())
+
+    def counts(self) -> list[float]:
+        """All counts in a row, which can be added to another tally's."""
+        return [float(n) for n in (*self.valid, *self.correct, *self.reached, *self.accepted)]
+
+    @classmethod
+    def of(cls, counts: list[float]) -> Tally:
+        """The tally that `counts` gave, or their sum."""
+        tally = cls(len(counts) // 4)
+        parts = [[int(n) for n in counts[i :: tally.num_steps]] for i in range(tally.num_steps)]
+        tally.valid, tally.correct, tally.reached, tally.accepted = (
+            [part[kind] for part in parts] for kind in range(4)
+        )
+        return tally
 
     @property
     def accuracy(self) -> list[float]:

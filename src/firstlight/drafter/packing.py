@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,6 +31,11 @@ class Row:
     positions_T: torch.Tensor  # int64
     document_T: torch.Tensor  # int64
     families_D: tuple[str, ...]
+
+    def to(self, device: str) -> Row:
+        """The same on another device."""
+        moved = {name: value.to(device) for name, value in vars(self).items() if name != "families_D"}
+        return replace(self, **moved)
 
     def unroll_rows(self) -> UnrollRows:
         """What the drafter's training-time test takes; it drafts from every supervised index."""

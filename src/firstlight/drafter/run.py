@@ -19,7 +19,8 @@ from firstlight.drafter.gates_after import gates_of_export, gates_of_results
 from firstlight.drafter.generate import GenerateSettings, generate
 from firstlight.drafter.prompts import PromptSettings, make_prompts
 from firstlight.drafter.target import Target
-from firstlight.drafter.train import Limits, TrainSettings, train
+from firstlight.drafter.train import train
+from firstlight.drafter.train_settings import Limits, TrainSettings
 
 
 @dataclass

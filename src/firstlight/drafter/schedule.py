@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from firstlight.drafter.checkpoints import Point, Progress
 
 if TYPE_CHECKING:
-    from firstlight.drafter.train import TrainSettings
+    from firstlight.drafter.train_settings import TrainSettings
 
 LOWEST_SHARE = 0.05  # of the learning rate, at the end
 

@@ -25,7 +25,8 @@ from firstlight.drafter.gates_after import engine_gate, gates_of_export, gates_o
 from firstlight.drafter.probes import check_probes
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Target, read_ends
-from firstlight.drafter.train import Limits, TrainSettings, train
+from firstlight.drafter.train import train
+from firstlight.drafter.train_settings import Limits, TrainSettings
 from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
 from firstlight.models.eagle3_file import load_eagle3
 from support.drafters import LAYERS, captured_run

@@ -144,7 +144,7 @@ class _Collector:
     def _sample(self, answer: Answer, reference: _Reference) -> Sample:
         tokens = answer.tokens[: self.order.max_tokens]
         num_prompt = min(len(answer.prompt_token_ids), len(tokens))
-        return Sample(answer.id, tokens, num_prompt, reference.of(tokens))
+        return Sample(answer.id, tokens, num_prompt, *reference.with_choices(tokens))
 
     def _check_decode(self, tapped: list[Tapped], reference: _Reference) -> None:
         pairs, equal, num = [], 0, 0
@@ -178,7 +178,7 @@ class _Collector:
             last.append((stored.final[: num - 1, None], sample.states[1:num]))
             queries = sample.queries
             finals.append(stored.final[queries])
-            chosen.append(torch.tensor(sample.tokens)[queries + 2])
+            chosen.append(sample.choices[queries + 1])
         if not pairs:
             return
         match = match_states("stored", layers, pairs)
@@ -253,7 +253,7 @@ class _Collector:
             acceptance_length=acceptance_length(first), k=order.k, source="the engine in this process"
         )
         made = [
-            Sample("", one.prompt + one.tokens, len(one.prompt), states)
+            Sample("", one.prompt + one.tokens, len(one.prompt), states, torch.empty(0))
             for one, states in zip(first, expected, strict=False)
         ]
         evidence.engine_loop = own_loop(drafter, made, order.k)
