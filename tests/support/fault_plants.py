@@ -32,7 +32,8 @@ from firstlight.engine.speculation.places import slots_of
 from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
 from firstlight.models.batch import ForwardBatch
 from firstlight.models.decoder import Decoder
-from firstlight.models.eagle3 import Eagle3Drafter, UnrollRows
+from firstlight.models.eagle3 import Eagle3Drafter
+from firstlight.models.eagle3_unroll import Block, UnrollRows
 from firstlight.models.layers.mlp import GatedMlp
 from support.drafters import SMALL_ENGINE
 from support.fault_runs import ANSWER_TOKENS, STATES, FaultRun, edit_config
@@ -167,17 +168,22 @@ def states_of_the_next_token(run: FaultRun) -> None:
 # --- training ---
 
 
+class LeakingRows(UnrollRows):
+    """A query sees the index behind its own, too."""
+
+    def blocks(self) -> list[Block]:
+        found = []
+        for block in super().blocks():
+            hidden = block.hidden_QT.clone()
+            hidden[:, 1:] &= block.hidden_QT[:, :-1]
+            found.append(replace(block, hidden_QT=hidden))
+        return found
+
+
 def leaking_mask(patch: Patch) -> None:
-    """33: a draft may attend to the index behind its own."""
+    """33: in training a draft may attend to the index behind its own."""
     rows_of = Row.unroll_rows
-
-    def leaking(self: Row) -> UnrollRows:
-        rows = rows_of(self)
-        seen = rows.seen_QT.clone()
-        seen[:, 1:] |= rows.seen_QT[:, :-1]
-        return replace(rows, seen_QT=seen)
-
-    patch.setattr(Row, "unroll_rows", leaking)
+    patch.setattr(Row, "unroll_rows", lambda self: LeakingRows(**vars(rows_of(self))))
 
 
 # --- the engine ---

@@ -17,7 +17,8 @@ from firstlight.drafter.export import NATIVE, export
 from firstlight.drafter.generate import GenerateSettings, generate
 from firstlight.drafter.prompts import PromptSettings, make_prompts
 from firstlight.drafter.target import Target, open_target
-from firstlight.drafter.train import Limits, TrainSettings, train
+from firstlight.drafter.train import train
+from firstlight.drafter.train_settings import Limits, TrainSettings
 from firstlight.facts.description import RopeScaling
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.drafters import SMALL_ENGINE, write_prompt_file
@@ -30,11 +31,11 @@ ANSWER_TOKENS = 40
 SHARPNESS = 8.0  # of the target's head: greedy answers that are no toss-up
 TRAINING = TrainSettings(
     draft_vocab_size=160,
-    epochs=55,
+    epochs=30,
     row_tokens=512,
     rows_per_step=1,
     learning_rate=6e-3,
-    warmup_steps=5,
+    warmup_share=0.05,
     step_decay=1.0,
 )
 

@@ -85,6 +85,11 @@ class GenerateOptions:
     out: Out
     target: TargetOption = None
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 256
+    temperature: Annotated[float, typer.Option(help="0: what the target would choose.", min=0)] = 0.0
+    top_p: Annotated[float, typer.Option(help="Of sampled answers.", min=0, max=1)] = 1.0
+    url: Annotated[
+        str, typer.Option(help="Let a server answer that returns token ids; states come by capture.")
+    ] = ""
     layer: Layers = None
     shard_prompts: Annotated[int, typer.Option(help="Prompts of a shard, the unit of resuming.", min=1)] = 256
     max_shards: Annotated[
@@ -108,7 +113,13 @@ def generate(options: GenerateOptions) -> None:
     from firstlight.drafter.generate import generate as run_stage
     from firstlight.drafter.target import open_target
 
-    settings = GenerateSettings(max_tokens=options.max_tokens, shard_prompts=options.shard_prompts)
+    settings = GenerateSettings(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        url=options.url,
+        shard_prompts=options.shard_prompts,
+    )
     states = CaptureSettings(layers=tuple(options.layer or ()), cpu_kernels=options.cpu_kernels)
     engine = engine_options(options.batch, options.threads, options.cpu_kernels)
     target = open_target(locate(options.target))
@@ -128,6 +139,12 @@ class CaptureOptions:
         int | None, typer.Option(help="Stop after so many more shards.", min=1, metavar="N")
     ] = None
     dtype: Annotated[str, typer.Option(help="auto or float32.")] = "auto"
+    storage: Annotated[str, typer.Option(help="bfloat16; or int8, half as large, with its error told.")] = (
+        "bfloat16"
+    )
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Measure the same steps without states, too.")
+    ] = False
     threads: Threads = 0
     cpu_kernels: Kernels = "auto"
     debug: Debug = False
@@ -144,14 +161,26 @@ def capture(options: CaptureOptions) -> None:
     """
     from firstlight.drafter.capture import CaptureSettings
     from firstlight.drafter.capture import capture as run_stage
+    from firstlight.drafter.capture_cost import measure_capture
     from firstlight.drafter.target import open_target
 
     settings = CaptureSettings(
-        layers=tuple(options.layer or ()), dtype=options.dtype, cpu_kernels=options.cpu_kernels
+        layers=tuple(options.layer or ()),
+        dtype=options.dtype,
+        cpu_kernels=options.cpu_kernels,
+        storage=options.storage,
     )
     target = open_target(locate(options.target))
     stage = run_stage(options.out, target, settings, options.threads, options.max_shards)
     numbers = stage.manifest.numbers
+    if options.compare:
+        found = measure_capture(options.out, target, settings, options.threads)
+        print(
+            f"{found['capture_tokens_per_s']} tokens/s with states, {found['prefill_tokens_per_s']} without: "
+            f"{found['share_of_prefill']} of plain prefill"
+        )
+    if "storage_error" in numbers:
+        print(f"int8 storage: {numbers['storage_error']}")
     num_shards = len(stage.manifest.files)
     print(f"{numbers.get('supervised', 0)} supervised tokens in {num_shards} shards in {stage.folder}")
 
@@ -165,10 +194,23 @@ class TrainOptions:
     draft_vocabulary: Annotated[int, typer.Option(help="Tokens that the drafter can say.", min=1)] = 8192
     unroll: Annotated[int, typer.Option(help="Drafts that training unrolls.", min=1)] = 3
     epochs: Annotated[int, typer.Option(help="Times that every answer is seen.", min=1)] = 4
-    learning_rate: Annotated[float, typer.Option(help="Its highest value.", min=0)] = 6e-4
-    rows_per_step: Annotated[int, typer.Option(help="Packed rows of an optimiser step.", min=1)] = 8
+    learning_rate: Annotated[float, typer.Option(help="Its highest value.", min=0)] = 1e-3
+    rows_per_step: Annotated[int, typer.Option(help="Packed rows of an optimiser step.", min=1)] = 2
     row_tokens: Annotated[int, typer.Option(help="Tokens of a packed row.", min=16)] = 512
-    warmup_steps: Annotated[int, typer.Option(help="Steps until the highest learning rate.", min=1)] = 40
+    warmup_share: Annotated[
+        float, typer.Option(help="Share of training until the highest learning rate.", min=0, max=1)
+    ] = 0.04
+    max_minutes: Annotated[
+        float, typer.Option(help="End after so many minutes of training, the rate falling in time.", min=0)
+    ] = 0.0
+    loss: Annotated[str, typer.Option(help="cross-entropy, lk-alpha or lk-lambda.")] = "cross-entropy"
+    init_from: Annotated[
+        Path | None, typer.Option(help="Start from the drafter in this folder.", metavar="FOLDER")
+    ] = None
+    dtype: Annotated[str, typer.Option(help="Of products: float32 or bfloat16.")] = "float32"
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu"
+    ranks: Annotated[int, typer.Option(help="Processes that share the rows of a step.", min=1)] = 1
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files, too.")] = False
     max_steps: Annotated[
         int | None, typer.Option(help="Stop after so many more optimiser steps.", min=1, metavar="N")
     ] = None
@@ -188,8 +230,8 @@ def train(options: TrainOptions) -> None:
     import torch
 
     from firstlight.drafter.target import open_target
-    from firstlight.drafter.train import Limits, TrainSettings
     from firstlight.drafter.train import train as run_stage
+    from firstlight.drafter.train_settings import Limits, TrainSettings
 
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -200,12 +242,19 @@ def train(options: TrainOptions) -> None:
         learning_rate=options.learning_rate,
         rows_per_step=options.rows_per_step,
         row_tokens=options.row_tokens,
-        warmup_steps=options.warmup_steps,
+        warmup_share=options.warmup_share,
+        max_minutes=options.max_minutes,
+        loss=options.loss,
+        init_from=str(options.init_from or ""),
+        dtype=options.dtype,
         seed=options.seed,
     )
     limits = Limits(
         max_optimizer_steps=options.max_steps,
         checkpoint_every_s=options.checkpoint_every,
+        device=options.device,
+        num_ranks=options.ranks,
+        tensorboard=options.tensorboard,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
     stage = run_stage(options.out, open_target(locate(options.target)), settings, limits)

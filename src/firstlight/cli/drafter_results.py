@@ -57,6 +57,13 @@ class EvaluateOptions:
     target: TargetOption = None
     drafts: Annotated[int, typer.Option(help="Drafts of a step: k.", min=1)] = 3
     documents: Annotated[int, typer.Option(help="Most held-out answers of a family.", min=1)] = 24
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(help="Run folder of another training on the same states; repeatable.", metavar="DIR"),
+    ] = None
+    off_by_one: Annotated[
+        int, typer.Option(help="Answers of a family to measure with the next blocks' states, too.", min=0)
+    ] = 0
     debug: Debug = False
 
 
@@ -72,7 +79,12 @@ def evaluate(options: EvaluateOptions) -> None:
     from firstlight.drafter.evaluate import evaluate as run_stage
     from firstlight.drafter.target import open_target
 
-    settings = EvaluateSettings(num_drafts=options.drafts, max_documents=options.documents)
+    settings = EvaluateSettings(
+        num_drafts=options.drafts,
+        max_documents=options.documents,
+        beside=tuple(str(folder) for folder in options.beside or ()),
+        off_by_one=options.off_by_one,
+    )
     run_stage(options.out, open_target(locate(options.target)), settings)
     report = read_report(options.out)
     show(table(report), teacher_forced(report))
@@ -187,6 +199,9 @@ class RunOptions:
     draft_vocabulary: Annotated[int, typer.Option(help="Tokens that the drafter can say.", min=1)] = 8192
     epochs: Annotated[int, typer.Option(help="Times that every answer is seen.", min=1)] = 4
     batch: Batch = 32
+    force: Annotated[
+        bool, typer.Option("--force", help="Go on behind closed gates; manifest and card say so.")
+    ] = False
     threads: Threads = 0
     cpu_kernels: Kernels = "auto"
     debug: Debug = False
@@ -206,7 +221,7 @@ def run(options: RunOptions) -> None:
     from firstlight.drafter.run import RunOrder
     from firstlight.drafter.run import run as run_all
     from firstlight.drafter.target import open_target
-    from firstlight.drafter.train import TrainSettings
+    from firstlight.drafter.train_settings import TrainSettings
 
     order = RunOrder(
         prompts=PromptSettings(
@@ -219,6 +234,7 @@ def run(options: RunOptions) -> None:
         train=TrainSettings(draft_vocab_size=options.draft_vocabulary, epochs=options.epochs),
         engine=engine_options(options.batch, options.threads, options.cpu_kernels),
         threads=options.threads,
+        force=options.force,
     )
 
     def say(text: str) -> None:

@@ -7,7 +7,7 @@ engine saw and made; a shard of answers gives one shard of states, whole or not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,10 +16,21 @@ import torch
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import UsageError
 from firstlight.drafter.answers import Answer, read_answers
+from firstlight.drafter.int8_states import storage_error
+from firstlight.drafter.objective import Teacher, make_teacher
 from firstlight.drafter.progress import Meter
-from firstlight.drafter.shards import NO_TOKEN, Contract, Document, Shard, require_finite, write_shard
+from firstlight.drafter.shards import (
+    BFLOAT16,
+    INT8,
+    NO_TOKEN,
+    Contract,
+    Document,
+    Shard,
+    require_finite,
+    write_shard,
+)
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
-from firstlight.drafter.target import Target
+from firstlight.drafter.target import Target, read_ends
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.startup import Started, start
 from firstlight.ops.collectives import Group
@@ -27,20 +38,27 @@ from firstlight.ops.collectives import Group
 STEP_TOKENS = 1024  # of a step, as far as whole documents fit
 MAX_DOCUMENTS = 32  # of a step
 MIN_DOCUMENT_TOKENS = 4
+CHOICES_AT_ONCE = 256  # times the vocabulary: the logits that are held at once
 
 
 class CaptureSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Which states: the residual stream after so many blocks. Empty: (2, L // 2, L - 3) of L blocks."""
+    """Which states: the residual stream after so many blocks. Empty: (2, L // 2, L - 3) of L blocks.
+
+    `storage`: bfloat16, or int8 with a scale for each channel; the last state is bfloat16 in any case.
+    """
 
     layers: tuple[int, ...] = ()
     dtype: str = "auto"
     cpu_kernels: str = "auto"
+    storage: str = BFLOAT16
 
 
 class Capturer:
     """An engine whose steps leave their states. `layers` has the last block's state at its end."""
 
-    def __init__(self, target: Target, settings: CaptureSettings, threads: int) -> None:
+    def __init__(
+        self, target: Target, settings: CaptureSettings, threads: int, *, keeps_states: bool = True
+    ) -> None:
         description = target.checkpoint.description
         self.layers = state_layers(target, settings.layers)
         section = EngineSection(
@@ -51,7 +69,7 @@ class Capturer:
             max_model_len=min(2 * STEP_TOKENS, description.max_position),
             prefix_cache=False,
         )
-        every = (*self.layers, description.num_layers)
+        every = (*self.layers, description.num_layers) if keeps_states else ()
         self._engine: Started = start(target.checkpoint, settings.dtype, section, Group(), _quiet, every)
 
     @property
@@ -61,18 +79,19 @@ class Capturer:
 
     def states_of(self, documents: list[list[int]]) -> list[torch.Tensor]:
         """The states [T, C + 1, H] of each document, bfloat16, from one step over all of them."""
-        self._run(documents, [])
+        self.run(documents)
         return self._states([len(tokens) for tokens in documents])
 
     def states_and_choices(self, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The states of one document, and behind each token the one that the target would choose [T]."""
-        choices = self._run([tokens], list(range(len(tokens)))).argmax(-1)
+        choices = self.run([tokens], list(range(len(tokens)))).argmax(-1)
         return self._states([len(tokens)])[0], choices
 
     def _states(self, counts: list[int]) -> list[torch.Tensor]:
         return list(self._engine.runner.states.to(torch.bfloat16).split(counts))
 
-    def _run(self, documents: list[list[int]], samples: list[int]) -> torch.Tensor:
+    def run(self, documents: list[list[int]], samples: Sequence[int] = ()) -> torch.Tensor:
+        """One step over whole documents; logits of the rows in `samples`."""
         page_size = self._engine.section.page_size_tokens
         pages, first = [], 1
         for slot, tokens in enumerate(documents):
@@ -82,7 +101,8 @@ class Capturer:
         counts = [len(tokens) for tokens in documents]
         flat = [token for tokens in documents for token in tokens]
         slots = list(range(len(documents)))
-        return self._engine.runner.run(StepPlan(0, slots, [0] * len(slots), counts, flat, samples, pages))
+        every = StepPlan(0, slots, [0] * len(slots), counts, flat, list(samples), pages)
+        return self._engine.runner.run(every)
 
 
 def state_layers(target: Target, wanted: tuple[int, ...]) -> tuple[int, ...]:
@@ -104,7 +124,11 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def capture(
-    out: Path, target: Target, settings: CaptureSettings, threads: int = 0, max_shards: int | None = None
+    out: Path,
+    target: Target,
+    settings: CaptureSettings,
+    threads: int = 0,
+    max_shards: int | None = None,
 ) -> Stage:
     """Runs the stage in `out`/capture for every finished shard of answers, or for `max_shards` more."""
     source = read_manifest(out / "generate")
@@ -115,9 +139,12 @@ def capture(
     todo = missing[:max_shards]
     if todo:
         capturer = Capturer(target, settings, threads)
+        is_sampled = float(source.settings.get("temperature", 0.0)) > 0
+        teacher = sampled_teacher(target) if is_sampled else None
         with Meter("capture", "tokens", _count_tokens(out, todo)) as meter:
             for name in todo:
-                _capture_shard(stage, out, name, capturer, target, meter)
+                captured = _states_of_shard(out, name, capturer, meter)
+                store_states(stage, name, target, capturer.layers, captured, teacher)
             stage.manifest.numbers["tokens_per_s"] = round(meter.rate, 1)
     if len(todo) == len(missing) and source.complete:
         stage.finish()
@@ -126,7 +153,10 @@ def capture(
 
 def open_states(out: Path, target: Target, settings: CaptureSettings) -> Stage:
     """The stage's folder, to be written to by `capture`, or while answers are made."""
-    return open_stage(out / "capture", "capture", msgspec.to_builtins(settings), {}, target.record)
+    if settings.storage not in (BFLOAT16, INT8):
+        raise UsageError(f"States are not stored as {settings.storage!r}.", f"Give {BFLOAT16} or {INT8}.")
+    given, defaults = msgspec.to_builtins(settings), msgspec.to_builtins(CaptureSettings())
+    return open_stage(out / "capture", "capture", given, {}, target.record, defaults)
 
 
 def states_name(answers_name: str) -> str:
@@ -138,15 +168,15 @@ def _count_tokens(out: Path, names: list[str]) -> int:
     return sum(len(answer.tokens) for name in names for answer in read_answers(out / "generate", name))
 
 
-def _capture_shard(
-    stage: Stage, out: Path, name: str, capturer: Capturer, target: Target, meter: Meter
-) -> None:
+def _states_of_shard(
+    out: Path, name: str, capturer: Capturer, meter: Meter
+) -> list[tuple[Answer, torch.Tensor]]:
     captured: list[tuple[Answer, torch.Tensor]] = []
     for group in _groups(read_answers(out / "generate", name), capturer.max_tokens):
         texts = [answer.tokens for answer in group]
         captured += zip(group, capturer.states_of(texts), strict=True)
         meter.add(sum(len(tokens) for tokens in texts))
-    store_states(stage, name, target, capturer.layers, captured)
+    return captured
 
 
 def store_states(
@@ -155,10 +185,12 @@ def store_states(
     target: Target,
     layers: tuple[int, ...],
     captured: list[tuple[Answer, torch.Tensor]],
+    teacher: Teacher | None = None,
 ) -> None:
     """Writes the shard of states that belongs to a shard of answers, and records it.
 
-    The states [T, C + 1, H] are those of prompt and answer; the last token's is not needed.
+    The states [T, C + 1, H] are those of prompt and answer; the last token's is not needed. `teacher`, of
+    the whole vocabulary, says what the target would choose where answers were sampled.
     """
     if not captured:
         return
@@ -178,20 +210,33 @@ def store_states(
         tokenizer_sha256=record.tokenizer_sha256,
         chat_template_sha256=record.chat_template_sha256,
         documents=tuple(documents),
+        storage=stage.manifest.settings.get("storage", BFLOAT16),
     )
     shard = Shard(contract, **{key: torch.cat([part[key] for part in parts]) for key in parts[0]})
     path = stage.folder / states_name(answers_name)
     require_finite(shard, path)
+    if teacher is not None:
+        asked = shard.supervised.nonzero().squeeze(1)
+        for rows in asked.split(CHOICES_AT_ONCE):
+            shard.wanted[rows] = teacher.log_probs(shard.final[rows]).argmax(-1).int()
     write_shard(path, shard)
     numbers = stage.manifest.numbers
+    if contract.storage == INT8:
+        numbers["storage_error"] = storage_error(shard.states)
     added = {"indices": len(shard.tokens), "supervised": int(shard.supervised.sum())}
     stage.finish_file(path.name, {key: numbers.get(key, 0) + value for key, value in added.items()})
+
+
+def sampled_teacher(target: Target) -> Teacher:
+    """The teacher over the whole vocabulary: a sampled answer does not say what the target would choose."""
+    ends, norm_eps = read_ends(target.checkpoint), target.checkpoint.description.norm_eps
+    return make_teacher(ends, torch.arange(len(ends.head)), norm_eps)
 
 
 def aligned(tokens: list[int], num_prompt: int, states: torch.Tensor) -> dict[str, torch.Tensor]:
     """The tensors of one document by the contract; `states` [T, C + 1, H] with the last state at the end.
 
-    The answer is greedy, so that what the target would choose is what it chose. No index that is trained
+    What the target would choose is what it chose, if the answer is greedy. No index that is trained
     needs the last token's state, which is not there when the answer was just made: it is zero in any case.
     """
     num = len(tokens)
@@ -205,7 +250,7 @@ def aligned(tokens: list[int], num_prompt: int, states: torch.Tensor) -> dict[st
         "final": states[1:num, -1],
         "tokens": x[1:],
         "predicted": predicted,
-        "wanted": predicted,
+        "wanted": predicted.clone(),
         "supervised": (index + 1 >= num_prompt) & (predicted != NO_TOKEN),
     }
 

@@ -32,12 +32,13 @@ class Point(msgspec.Struct, kw_only=True):
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """Where training stands: `row` rows of shard number `shard` of this epoch's list are done."""
+    """Where training stands: `row` of the `num_rows` rows of shard number `shard` of this epoch are done."""
 
     step: int = 0
     epoch: int = 0
     shard: int = 0
     row: int = 0
+    num_rows: int = 0
     shards: list[str] = []  # of this epoch, in its order
     tokens: int = 0  # supervised tokens so far
     seconds: float = 0.0
@@ -61,6 +62,7 @@ def save_checkpoint(
         for kind in (_FIRST, _SECOND):
             if kind in moments:
                 tensors[f"{kind}.{name}"] = moments[kind]
+    tensors = {name: values.cpu() for name, values in tensors.items()}
     state = _State(config=drafter.config, progress=progress)
     write_tensor_file(path, tensors, {STATE: msgspec.json.encode(state).decode()})
 
@@ -92,7 +94,7 @@ def load_optimizer(path: Path, drafter: Eagle3Drafter, optimizer: torch.optim.Ad
     for name, parameter in drafter.named_parameters():
         if f"{_FIRST}.{name}" in tensors:
             optimizer.state[parameter] = {
-                "step": torch.tensor(float(step)),
-                _FIRST: tensors[f"{_FIRST}.{name}"].clone(),
-                _SECOND: tensors[f"{_SECOND}.{name}"].clone(),
+                "step": torch.tensor(float(step), device=parameter.device),
+                _FIRST: tensors[f"{_FIRST}.{name}"].to(parameter.device, copy=True),
+                _SECOND: tensors[f"{_SECOND}.{name}"].to(parameter.device, copy=True),
             }

@@ -12,19 +12,42 @@ from typing import Any
 
 import msgspec
 
+from firstlight.base.errors import UsageError
 from firstlight.base.files import replacing
 from firstlight.drafter.checkpoints import Point, Progress
 
 CURVES, PICTURE = "curves.json", "curves.png"
 
 
-def write_curves(folder: Path, progress: Progress) -> None:
-    """Writes both files anew."""
+def write_curves(folder: Path, progress: Progress, *, picture: bool = True) -> None:
+    """Writes both files anew, or the JSON alone: a picture takes a second."""
     curves = {"training": progress.training, "validation": progress.validation}
     with replacing(folder / CURVES) as file:
         file.write(msgspec.json.format(msgspec.json.encode(curves), indent=1))
-    if find_spec("matplotlib") is not None and progress.training:
+    if picture and progress.training and find_spec("matplotlib") is not None:
         _draw(folder / PICTURE, progress)
+
+
+class Board:
+    """The same points as TensorBoard's files. Raises `UsageError` where its package is missing."""
+
+    def __init__(self, folder: Path) -> None:
+        if find_spec("tensorboard") is None:
+            raise UsageError(
+                "--tensorboard needs the package tensorboard, which is not installed.",
+                "Run pip install tensorboard, or leave it out: curves.json and curves.png are there anyway.",
+            )
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def add(self, curve: str, point: Point) -> None:
+        """Adds a point to the curves of `curve`, by its step."""
+        values = {"loss": point.loss, "acceptance length": point.acceptance_length}
+        values |= {f"accuracy of draft {i}": value for i, value in enumerate(point.accuracy, 1)}
+        for name, value in values.items():
+            self._writer.add_scalar(f"{name}/{curve}", value, point.step)
+        self._writer.flush()
 
 
 def _draw(path: Path, progress: Progress) -> None:

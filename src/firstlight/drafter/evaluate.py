@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from firstlight.base.errors import UsageError
 from firstlight.base.files import replacing
+from firstlight.drafter.baselines import off_by_one
 from firstlight.drafter.chain import Propose, Rounds, eagle_proposer, ngram_proposer, run_chain
 from firstlight.drafter.checkpoints import load_drafter
 from firstlight.drafter.make_drafter import initialise
@@ -31,6 +33,7 @@ from firstlight.models.eagle3 import Eagle3Drafter
 
 REPORT = "report.json"
 RESAMPLES = 1000
+Chosen = list[tuple[Path, set[str]]]  # of each shard, the documents that are measured
 IN_DOMAIN, NEW_FAMILIES = "in domain (held-out prompts)", "new (held-out families)"
 EAGLE, UNTRAINED, NGRAM = "eagle3", "untrained", "n-gram"
 
@@ -41,6 +44,10 @@ class EvaluateSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_drafts: int = 3
     max_documents: int = 24
     seed: int = 0
+    beside: tuple[
+        str, ...
+    ] = ()  # run folders of other trainings on the same states, such as one step (T = 1)
+    off_by_one: int = 0  # documents of a family to measure with the states of the next blocks, too
 
 
 class Line(msgspec.Struct, kw_only=True):
@@ -78,7 +85,9 @@ def evaluate(out: Path, target: Target, settings: EvaluateSettings) -> Stage:
     stage.manifest.inputs = {CHECKPOINT: trained.files[CHECKPOINT]}
     shards = [captured / name for name in sorted(manifest.files)]
     chosen = _choose(shards, settings)
-    found = _chain(drafter, ends, chosen, settings)
+    found = _chain(_drafters(drafter, ends, settings, target), chosen, settings)
+    if settings.off_by_one:
+        found |= off_by_one(out, target, drafter, chosen, settings)
     teacher = make_teacher(ends, drafter.target_ids_R, target.checkpoint.description.norm_eps)
     report = Report(
         step=progress.step,
@@ -97,7 +106,7 @@ def read_report(out: Path) -> Report:
     return msgspec.json.decode((out / "evaluate" / REPORT).read_bytes(), type=Report)
 
 
-def _choose(shards: list[Path], settings: EvaluateSettings) -> list[tuple[Path, set[str]]]:
+def _choose(shards: list[Path], settings: EvaluateSettings) -> Chosen:
     """Which held-out documents of which shard, the same for every drafter."""
     left: dict[str, int] = {}
     chosen = []
@@ -117,18 +126,36 @@ def _choose(shards: list[Path], settings: EvaluateSettings) -> list[tuple[Path, 
     return chosen
 
 
-def _chain(
-    drafter: Eagle3Drafter, ends: Ends, chosen: list[tuple[Path, set[str]]], settings: EvaluateSettings
-) -> dict[str, list[tuple[Document, Rounds]]]:
+def _drafters(
+    drafter: Eagle3Drafter, ends: Ends, settings: EvaluateSettings, target: Target
+) -> dict[str, Eagle3Drafter]:
+    """The drafter, what it was before it learned, and those that it is to be compared with."""
     untrained = Eagle3Drafter(drafter.config, ends.embedding)
     untrained.target_ids_R.copy_(drafter.target_ids_R)
     torch.manual_seed(settings.seed)
     initialise(untrained, ends)
+    found = {EAGLE: drafter, UNTRAINED: untrained}
+    for folder in settings.beside:
+        trained = read_manifest(Path(folder) / "train")
+        require_target(trained, target.record, Path(folder) / "train")
+        other, _ = load_drafter(Path(folder) / "train" / CHECKPOINT, ends.embedding)
+        if other.config.state_layers != drafter.config.state_layers:
+            raise UsageError(
+                f"{folder} was trained on the states {list(other.config.state_layers)}, not on "
+                f"{list(drafter.config.state_layers)}.",
+                "Compare trainings on the same captured states.",
+            )
+        found[f"{Path(folder).name} (T = {trained.settings.get('num_steps')})"] = other
+    return found
+
+
+def _chain(
+    drafters: dict[str, Eagle3Drafter], chosen: Chosen, settings: EvaluateSettings
+) -> dict[str, list[tuple[Document, Rounds]]]:
     makers: dict[str, Callable[[torch.Tensor, list[int]], Propose]] = {
-        EAGLE: lambda states, tokens: eagle_proposer(drafter, states, tokens),
-        UNTRAINED: lambda states, tokens: eagle_proposer(untrained, states, tokens),
-        NGRAM: lambda states, tokens: ngram_proposer(tokens),
+        name: partial(eagle_proposer, drafter) for name, drafter in drafters.items()
     }
+    makers[NGRAM] = lambda states, tokens: ngram_proposer(tokens)
     found: dict[str, list[tuple[Document, Rounds]]] = {name: [] for name in makers}
     with Meter("chain", "documents", sum(len(names) for _, names in chosen)) as meter:
         for path, names in chosen:
@@ -204,7 +231,7 @@ def bootstrap(results: list[Rounds], seed: int) -> tuple[float, float]:
 
 @torch.no_grad()
 def _teacher_forced(
-    drafter: Eagle3Drafter, teacher: Teacher, chosen: list[tuple[Path, set[str]]], num_drafts: int
+    drafter: Eagle3Drafter, teacher: Teacher, chosen: Chosen, num_drafts: int
 ) -> dict[str, dict[str, Any]]:
     tallies: dict[str, Tally] = {}
     for path, names in chosen:

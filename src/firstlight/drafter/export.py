@@ -1,4 +1,5 @@
-"""Stage 6: the drafter as folders that engines load: native, vLLM, SGLang and speculators, each read back.
+"""Stage 6: the drafter as folders that engines load: native, vLLM, SGLang, speculators, and what llama.cpp's
+converter takes; each is read back.
 
 Called by `firstlight drafter export` and `run`. Weights are the same in every folder; names, layer ids
 and the config follow the engine. Invariant: a folder is kept only if our own strict reader makes the
@@ -19,6 +20,7 @@ from firstlight.base.errors import EngineError
 from firstlight.base.files import replacing
 from firstlight.drafter.card import write_card
 from firstlight.drafter.checkpoints import load_drafter
+from firstlight.drafter.gate_record import forced_gates
 from firstlight.drafter.probes import check_probes, write_probes
 from firstlight.drafter.shards import read_shard
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
@@ -30,15 +32,15 @@ from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
 from firstlight.models.eagle3 import Eagle3Drafter
 from firstlight.models.eagle3_file import CONFIG, EMBEDDING, WEIGHTS, load_eagle3, save_eagle3
 
-NATIVE, VLLM, SGLANG, SPECULATORS = "native", "vllm", "sglang", "speculators"
+NATIVE, VLLM, SGLANG, SPECULATORS, GGUF = "native", "vllm", "sglang", "speculators", "gguf"
+ENGINES = (NATIVE, VLLM, SGLANG, SPECULATORS, GGUF)
+RECIPE = "CONVERT.md"
 Config = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 NUM_DRAFTS = 3
 
 
-def export(
-    out: Path, target: Target, engines: tuple[str, ...] = (NATIVE, VLLM, SGLANG, SPECULATORS)
-) -> Stage:
+def export(out: Path, target: Target, engines: tuple[str, ...] = ENGINES) -> Stage:
     """Writes `out`/export/ENGINE for each engine, with model card and probes, and reads every folder back."""
     ends = read_ends(target.checkpoint)
     trained = read_manifest(out / "train")
@@ -46,6 +48,7 @@ def export(
     drafter, _ = load_drafter(out / "train" / CHECKPOINT, ends.embedding)
     stage = open_stage(out / "export", "export", {}, {}, target.record)
     stage.manifest.inputs = {CHECKPOINT: trained.files[CHECKPOINT]}
+    stage.manifest.numbers["forced_gates"] = forced_gates(out)
     captured = out / "capture"
     shard = read_shard(captured / min(read_manifest(captured).files))
     for engine in engines:
@@ -55,6 +58,8 @@ def export(
             _rewrite(folder, engine, target, ends.embedding)
         loaded = load_eagle3(folder, target.checkpoint.description, ends.embedding).drafter
         _require_same(folder, drafter, loaded)
+        if engine == GGUF:
+            write_recipe(folder, drafter)
         write_probes(folder, loaded, shard)
         write_card(folder, out, target, engine)
         with replacing(folder / TARGET) as file:
@@ -110,8 +115,47 @@ def _for_speculators(config: Config, tensors: Tensors, target: Target, embedding
     )
 
 
+def _for_gguf(config: Config, tensors: Tensors, target: Target, embedding: torch.Tensor) -> None:
+    """llama.cpp's converter reads the raw dialect, with the ids at the top level and nowhere else."""
+    config["tie_word_embeddings"] = False
+
+
+def write_recipe(folder: Path, drafter: Eagle3Drafter) -> None:
+    """The commands that make a GGUF file, or why llama.cpp cannot run it."""
+    config = drafter.config
+    lacks = [name for name in ("fc_norm", "norm_output") if getattr(config, name)]
+    if len(config.state_layers) != 3:
+        lacks.append(f"{len(config.state_layers)} states")
+    text = RECIPE_TEXT
+    if lacks:
+        text = (
+            f"llama.cpp does not run this drafter: it has {', '.join(lacks)}, and 3 states alone are known.\n"
+        )
+    with replacing(folder / RECIPE) as file:
+        file.write(text.encode())
+
+
+RECIPE_TEXT = """# To a GGUF file for llama.cpp
+
+With a checkout of llama.cpp that knows EAGLE-3, and the target as a Hugging Face folder (its tokenizer is
+taken from there):
+
+    python convert_hf_to_gguf.py THIS_FOLDER --target-model-dir TARGET_FOLDER \\
+        --outtype bf16 --outfile drafter.gguf
+    llama-server -m TARGET.gguf -md drafter.gguf --spec-type draft-eagle3 --draft-max 3
+
+What the converter looks at was checked when this folder was written: one layer, `draft_vocab_size`, three
+ids in `eagle_aux_hidden_state_layer_ids` at the top level (blocks that have run), `d2t` in range and without
+doubles, no norm that llama.cpp does not know.
+"""
+
 _Edit = Callable[[Config, Tensors, Target, torch.Tensor], None]
-_DIALECTS: dict[str, _Edit] = {VLLM: _for_vllm, SGLANG: _for_sglang, SPECULATORS: _for_speculators}
+_DIALECTS: dict[str, _Edit] = {
+    VLLM: _for_vllm,
+    SGLANG: _for_sglang,
+    SPECULATORS: _for_speculators,
+    GGUF: _for_gguf,
+}
 
 
 def _require_same(folder: Path, drafter: Eagle3Drafter, loaded: Eagle3Drafter) -> None:

@@ -1,7 +1,8 @@
-"""Stage 2: the target answers the prompts, in this process and batched, and the exact token ids are kept.
+"""Stage 2: the target answers the prompts, in this process or on a server, and the exact token ids are kept.
 
-Called by `firstlight drafter generate` and `run`. Writes answers in shards of some hundred prompts,
-and in the same pass the shards of their hidden states; what is finished is never made again. Invariant:
+Called by `firstlight drafter generate` and `run`. Writes answers in shards of some hundred prompts, and
+in the same pass (in this process) the shards of their hidden states; what is finished is never made again.
+Invariant:
 text is never tokenised again: prompt and answer are the ids that the engine saw and made.
 """
 
@@ -14,32 +15,36 @@ from typing import Any
 
 import msgspec
 
-from firstlight.base.errors import UsageError
 from firstlight.base.files import replacing
 from firstlight.drafter.answers import Answer
 from firstlight.drafter.capture import (
     MIN_DOCUMENT_TOKENS,
     CaptureSettings,
     open_states,
+    sampled_teacher,
     store_states,
 )
 from firstlight.drafter.loops import loop_start
 from firstlight.drafter.progress import Meter
 from firstlight.drafter.prompts import PROMPTS_FILE, Prompt, read_prompts
+from firstlight.drafter.remote import RemoteEngine
 from firstlight.drafter.stages import Stage, open_stage, read_manifest
 from firstlight.drafter.tapped import Tapped, TappedEngine
 from firstlight.drafter.target import Target
 from firstlight.engine.params import SamplingParams
 
+PARALLEL = 32  # requests to a server at once
 MIN_ANSWER_TOKENS = 8  # what a cut loop must leave to be worth keeping
 
 
 class GenerateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How answers are made. Temperature 0 is what a drafter is measured with."""
+    """How answers are made; at temperature 0 for what is measured. `url`: of a server that answers."""
 
     max_tokens: int = 256
     max_prompt_tokens: int = 512
     temperature: float = 0.0
+    top_p: float = 1.0
+    url: str = ""
     shard_prompts: int = 256
     seed: int = 0
 
@@ -56,20 +61,22 @@ def generate(
 
     The states go to `out`/capture with the settings of `capture`. `engine` are fields of `EngineSection`.
     """
-    if settings.temperature > 0:
-        raise UsageError(
-            f"Answers at temperature {settings.temperature} do not show what the target would choose.",
-            "Use temperature 0: it is what acceptance is measured with.",
-        )
     prompts = read_prompts(out)
     inputs = {PROMPTS_FILE: read_manifest(out / "prompts").files[PROMPTS_FILE]}
-    stage = open_stage(out / "generate", "generate", msgspec.to_builtins(settings), inputs, target.record)
+    given, defaults = msgspec.to_builtins(settings), msgspec.to_builtins(GenerateSettings())
+    stage = open_stage(out / "generate", "generate", given, inputs, target.record, defaults)
     shards = list(_shards(prompts, settings.shard_prompts))
     missing = [(name, part) for name, part in shards if not stage.has(name)]
     todo = missing[:max_shards]
     if todo:
         states = open_states(out, target, capture)
-        answerer = _Answerer(stage, states, target, settings, TappedEngine(target, capture, engine))
+        if settings.url:
+            source: TappedEngine | RemoteEngine = RemoteEngine(
+                settings.url, int(engine.get("max_num_seqs", PARALLEL))
+            )
+        else:
+            source = TappedEngine(target, capture, engine)
+        answerer = _Answerer(stage, states, target, settings, source)
         done = len(prompts) - sum(len(part) for _, part in missing)
         with Meter("generate", "prompts", len(prompts), done) as meter:
             for name, part in todo:
@@ -92,13 +99,18 @@ class _Answerer:
     states: Stage
     target: Target
     settings: GenerateSettings
-    engine: TappedEngine
+    engine: TappedEngine | RemoteEngine
 
     def shard(self, name: str, prompts: list[Prompt], meter: Meter) -> None:
         settings, numbers = self.settings, self.stage.manifest.numbers
         chosen = [(prompt, self._encode(prompt)) for prompt in prompts]
         chosen = [(prompt, tokens) for prompt, tokens in chosen if len(tokens) <= settings.max_prompt_tokens]
-        params = SamplingParams(temperature=0.0, max_tokens=settings.max_tokens, seed=settings.seed)
+        params = SamplingParams(
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_tokens=settings.max_tokens,
+            seed=settings.seed,
+        )
         note = f"{numbers.get('answer_tokens', 0):,} tokens, {numbers.get('loops', 0)} loops"
         tapped = self.engine.answer(
             [tokens for _, tokens in chosen], params, lambda num: meter.add(num, note)
@@ -118,13 +130,16 @@ class _Answerer:
             "too_long_prompts": len(prompts) - len(chosen),
         }
         self.stage.finish_file(name, {key: numbers.get(key, 0) + value for key, value in added.items()})
+        if isinstance(self.engine, RemoteEngine):
+            return
         # Killed between the two, the answers are there without states: the stage capture makes those.
         with_states = [(a, s[: len(a.tokens)]) for a, s in kept if len(a.tokens) >= MIN_DOCUMENT_TOKENS]
-        store_states(self.states, name, self.target, self.engine.layers, with_states)
+        teacher = sampled_teacher(self.target) if settings.temperature > 0 else None
+        store_states(self.states, name, self.target, self.engine.layers, with_states, teacher)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         text = self.target.text
-        return text.encode(text.render_chat(prompt.messages), add_special_tokens=False)
+        return text.encode(text.render_chat(prompt.messages, tools=prompt.tools), add_special_tokens=False)
 
 
 def _answer(prompt: Prompt, done: Tapped) -> Answer:

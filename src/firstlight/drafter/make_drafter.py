@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from firstlight.base.errors import UsageError
+from firstlight.drafter.first_weights import fit_first_weights
 from firstlight.drafter.prompts import TRAIN
-from firstlight.drafter.shards import read_shard, read_wanted
+from firstlight.drafter.shards import read_contract, read_shard, read_wanted
 from firstlight.drafter.target import Ends, Target
 from firstlight.drafter.vocabulary import build_vocabulary, coverage, tokens_to_keep
 from firstlight.models.eagle3 import DrafterConfig, Eagle3Drafter
+from firstlight.models.eagle3_file import load_eagle3
 
 if TYPE_CHECKING:
-    from firstlight.drafter.train import TrainSettings
+    from firstlight.drafter.train_settings import TrainSettings
 
 INITIAL_SCALE = 0.02
 MIN_POSITIONS = 2048
@@ -32,6 +34,23 @@ class Made:
 
     drafter: Eagle3Drafter
     numbers: dict[str, Any]
+
+
+def first_drafter(target: Target, ends: Ends, shards: list[Path], settings: TrainSettings) -> Made:
+    """The drafter that training starts with: a new one, or that of the folder `init_from`."""
+    if not settings.init_from:
+        return new_drafter(target, ends, shards, settings)
+    loaded = load_eagle3(Path(settings.init_from), target.checkpoint.description, ends.embedding)
+    drafter = loaded.drafter.float()
+    layers = read_contract(shards[0]).layers
+    if drafter.config.state_layers != layers:
+        raise UsageError(
+            f"{settings.init_from} takes the states {list(drafter.config.state_layers)}, and captured are "
+            f"{list(layers)}.",
+            "Capture its layers (--layer), or start from another drafter.",
+        )
+    counts, held_out = _count(shards, len(ends.embedding))
+    return Made(drafter, _numbers(drafter, counts, held_out) | {"init_from": settings.init_from})
 
 
 def new_drafter(target: Target, ends: Ends, shards: list[Path], settings: TrainSettings) -> Made:
@@ -47,7 +66,14 @@ def new_drafter(target: Target, ends: Ends, shards: list[Path], settings: TrainS
     drafter = Eagle3Drafter(drafter_config(target, first.contract.layers, len(ids)), ends.embedding)
     drafter.target_ids_R.copy_(ids)
     initialise(drafter, ends)
-    numbers = {
+    if drafter.config.hidden_size == drafter.config.target_hidden_size:
+        fit_first_weights(drafter, ends, shards, target.checkpoint.description.norm_eps)
+    return Made(drafter, _numbers(drafter, counts, held_out))
+
+
+def _numbers(drafter: Eagle3Drafter, counts: torch.Tensor, held_out: torch.Tensor) -> dict[str, Any]:
+    ids = drafter.target_ids_R
+    return {
         "size": len(ids),
         "distinct_tokens_seen": int((counts > 0).sum()),
         "supervised_tokens": int(counts.sum()),
@@ -55,7 +81,6 @@ def new_drafter(target: Target, ends: Ends, shards: list[Path], settings: TrainS
         "coverage_held_out": round(coverage(held_out, ids), 6),
         "parameters": sum(parameter.numel() for parameter in drafter.parameters()),
     }
-    return Made(drafter, numbers)
 
 
 def initialise(drafter: Eagle3Drafter, ends: Ends) -> None:

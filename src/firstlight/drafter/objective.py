@@ -10,11 +10,12 @@ Shapes: Q indices that are drafted from, S draft steps, R draft vocabulary, V ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
+from firstlight.drafter.draft_loss import CROSS_ENTROPY, Aim, score_drafts
 from firstlight.drafter.packing import Row
 from firstlight.drafter.target import Ends
 from firstlight.models.eagle3 import Eagle3Drafter
@@ -42,9 +43,21 @@ class Teacher:
 
     def log_probs(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
         """The target's distribution over the draft vocabulary, given that its token is in there [Q, R]."""
+        return F.log_softmax(self._logits(final_QH), -1)
+
+    def probs(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        """The same as probabilities."""
+        return F.softmax(self._logits(final_QH), -1)
+
+    def to(self, device: str) -> Teacher:
+        """The same on another device."""
+        moved = {name: getattr(self, name).to(device) for name in ("norm", "head_RH", "place_V")}
+        return replace(self, **moved)
+
+    def _logits(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
         wide = final_QH.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.norm_eps)
-        return F.log_softmax(wide * scale * self.norm @ self.head_RH.t() / self.temperature, -1)
+        return wide * (scale / self.temperature) * self.norm @ self.head_RH.t()
 
 
 def make_teacher(ends: Ends, ids_R: torch.Tensor, norm_eps: float) -> Teacher:  # noqa: N803
@@ -55,47 +68,37 @@ def make_teacher(ends: Ends, ids_R: torch.Tensor, norm_eps: float) -> Teacher:  
 
 
 def unrolled(
-    drafter: Eagle3Drafter, teacher: Teacher, row: Row, num_steps: int, step_decay: float
+    drafter: Eagle3Drafter,
+    teacher: Teacher,
+    row: Row,
+    num_steps: int,
+    step_decay: float,
+    loss: str = CROSS_ENTROPY,
 ) -> Outcome:
     """Runs the training-time test over a row. The mean loss of draft i has the weight `step_decay` ** i."""
     rows = row.unroll_rows()
     queries = rows.queries_Q
     with torch.no_grad():
-        probs_TR = _teacher_probs(teacher, row)  # noqa: N806 - shape suffix
+        probs_QR = teacher.probs(row.final_TH[queries])  # noqa: N806 - shape suffix
+    # Every query is a supervised index, so that index's distribution is the query's.
+    asked_T = torch.zeros_like(row.tokens_T)  # noqa: N806
+    asked_T[queries] = torch.arange(len(queries), device=queries.device)
     place_T = teacher.place_V[row.wanted_T.clamp(min=0)]  # noqa: N806
+    # Norms leave float32; the head's product is the largest, and takes the type of the others.
+    kind = queries.device.type
+    compute_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
     losses, valids, corrects = [], [], []
     for step, output in enumerate(drafter.unroll(rows, num_steps)):
         later, valid = row.valid(queries, step)
-        logits = drafter.logits(output).float()
         right = place_T[later]
-        with torch.no_grad():
-            corrects.append(valid & (logits.argmax(-1) == right))
+        aim = Aim(probs_QR, asked_T[later], valid & (right >= 0), loss)
+        scored = score_drafts(drafter.norm(output).to(compute_dtype), drafter.lm_head.weight, aim)
+        losses.append(scored.loss)
         valids.append(valid)
-        learn = valid & (right >= 0)
-        log_q = F.log_softmax(logits[learn], -1)
-        total = -(probs_TR.rows(later[learn]) * log_q).sum()
-        losses.append(total / learn.sum().clamp(min=1))
-    weights = torch.tensor([step_decay**step for step in range(num_steps)])
+        corrects.append(valid & (scored.best_Q == right))
     losses_S = torch.stack(losses)  # noqa: N806
+    weights = torch.tensor([step_decay**step for step in range(num_steps)], device=losses_S.device)
     return Outcome((losses_S * weights).sum(), torch.stack(valids), torch.stack(corrects), losses_S.detach())
-
-
-@dataclass(frozen=True)
-class _Probs:
-    """Distributions of the supervised indices only: the others are never asked for."""
-
-    probs_QR: torch.Tensor
-    place_T: torch.Tensor
-
-    def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        return self.probs_QR[self.place_T[indices]]
-
-
-def _teacher_probs(teacher: Teacher, row: Row) -> _Probs:
-    asked = row.supervised_T.nonzero().squeeze(1)
-    place = torch.zeros(len(row.tokens_T), dtype=torch.int64)
-    place[asked] = torch.arange(len(asked))
-    return _Probs(teacher.log_probs(row.final_TH[asked]).exp_(), place)
 
 
 @dataclass
@@ -112,7 +115,7 @@ class Tally:
 
     def add(self, outcome: Outcome) -> None:
         """Counts the drafts of one row."""
-        alive = torch.ones(outcome.valid_SQ.shape[1], dtype=torch.bool)
+        alive = torch.ones_like(outcome.valid_SQ[0])
         for step in range(self.num_steps):
             valid, correct = outcome.valid_SQ[step], outcome.correct_SQ[step]
             self.valid[step] += int(valid.sum())
@@ -121,6 +124,20 @@ class Tally:
             self.reached[step] += int(alive.sum())
             alive = alive & correct
             self.accepted[step] += int(alive.sum())
+
+    def counts(self) -> list[float]:
+        """All counts in a row, which can be added to another tally's."""
+        return [float(n) for n in (*self.valid, *self.correct, *self.reached, *self.accepted)]
+
+    @classmethod
+    def of(cls, counts: list[float]) -> Tally:
+        """The tally that `counts` gave, or their sum."""
+        tally = cls(len(counts) // 4)
+        parts = [[int(n) for n in counts[i :: tally.num_steps]] for i in range(tally.num_steps)]
+        tally.valid, tally.correct, tally.reached, tally.accepted = (
+            [part[kind] for part in parts] for kind in range(4)
+        )
+        return tally
 
     @property
     def accuracy(self) -> list[float]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from firstlight.drafter.shards import Document, Shard
-from firstlight.models.eagle3 import UnrollRows
+from firstlight.models.eagle3_unroll import UnrollRows
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,15 @@ class Row:
     document_T: torch.Tensor  # int64
     families_D: tuple[str, ...]
 
+    def to(self, device: str) -> Row:
+        """The same on another device."""
+        moved = {name: value.to(device) for name, value in vars(self).items() if name != "families_D"}
+        return replace(self, **moved)
+
     def unroll_rows(self) -> UnrollRows:
         """What the drafter's training-time test takes; it drafts from every supervised index."""
         queries = self.supervised_T.nonzero().squeeze(1)
-        index = torch.arange(len(self.tokens_T))
-        same = self.document_T[queries][:, None] == self.document_T
-        seen = same & (index <= queries[:, None])
-        return UnrollRows(self.states_TCH, self.tokens_T, self.positions_T, queries, seen)
+        return UnrollRows(self.states_TCH, self.tokens_T, self.positions_T, queries, self.document_T)
 
     def valid(self, queries_Q: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
         """For draft `step`: whose prediction it makes [Q], and whether that index is supervised [Q]."""
@@ -49,16 +51,27 @@ class Row:
         return later, inside & same & self.supervised_T[later]
 
 
+Spans = list[tuple[Document, slice]]
+
+
 def rows_of(
     shard: Shard, row_tokens: int, wanted: Callable[[Document], bool], rng: random.Random | None = None
 ) -> Iterator[Row]:
     """The rows of a shard's `wanted` documents, shuffled by `rng`; a document longer than a row is a row."""
+    for spans in plan_rows(shard, row_tokens, wanted, rng):
+        yield join(shard, spans)
+
+
+def plan_rows(
+    shard: Shard, row_tokens: int, wanted: Callable[[Document], bool], rng: random.Random | None = None
+) -> list[Spans]:
+    """Which documents make each row of `rows_of`."""
     spans = [(document, span) for document, span in shard.spans() if wanted(document)]
     spans = [(document, span) for document, span in spans if shard.supervised[span].any()]
     if rng is not None:
         rng.shuffle(spans)
     # Longest first into the first row with room, so that rows are full; then in a random order again.
-    rows: list[list[tuple[Document, slice]]] = []
+    rows: list[Spans] = []
     room: list[int] = []
     for document, span in sorted(spans, key=lambda item: -item[0].num_indices):
         place = next((i for i, left in enumerate(room) if left >= document.num_indices), len(rows))
@@ -69,11 +82,12 @@ def rows_of(
         room[place] -= document.num_indices
     if rng is not None:
         rng.shuffle(rows)
-    for row in rows:
-        yield _join(shard, row)
+    return rows
 
 
-def _join(shard: Shard, parts: list[tuple[Document, slice]]) -> Row:
+def join(shard: Shard, parts: Spans) -> Row:
+    """A row of documents side by side."""
+
     def gather(values: torch.Tensor) -> torch.Tensor:
         return torch.cat([values[span] for _, span in parts])
 

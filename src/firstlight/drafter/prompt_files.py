@@ -1,11 +1,13 @@
 """Prompts from files: JSON lines, or a JSON array, of texts, OpenAI messages or ShareGPT conversations.
 
-Called by `prompts`. A conversation is cut behind its last user message: the target gives the answer anew.
-Invariant: every record is understood, or an error names its file and number.
+Called by `prompts`. A conversation is cut behind its last message of a user or a tool: the target gives the
+answer anew. Calls of tools, their definitions, and reasoning stay as they are. Invariant: every record is
+understood, or an error names its file and number.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +16,41 @@ import msgspec
 from firstlight.base.errors import ModelFileError, why_unreadable
 
 Messages = list[dict[str, Any]]
-_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+}
+_ASKING = ("user", "tool")  # roles whose message the target answers
 _FORMS = (
     'Give {"prompt": "..."}, {"messages": [{"role": ..., "content": ...}]} or '
     '{"conversations": [{"from": ..., "value": ...}]}.'
 )
 
 
-def read_prompt_file(path: Path) -> list[Messages]:
-    """The conversations of a file, each ending with a user message. Raises `ModelFileError`."""
+@dataclass(frozen=True)
+class Conversation:
+    """What the target is to answer: messages, and the definitions of the tools that it may call."""
+
+    messages: Messages
+    tools: Messages = field(default_factory=list)
+
+
+def read_prompt_file(path: Path) -> list[Conversation]:
+    """The conversations of a file, each ending with a question. Raises `ModelFileError`."""
     found = []
     for number, record in enumerate(_records(path), 1):
         messages = _messages(record)
-        while messages and messages[-1].get("role") != "user":
+        while messages and messages[-1].get("role") not in _ASKING:
             messages.pop()
         if not messages:
             raise ModelFileError(f"{path}, record {number}: there is no user message in it.", _FORMS)
-        found.append(messages)
+        found.append(Conversation(messages, _tools(record)))
     return found
 
 
@@ -50,6 +70,17 @@ def _records(path: Path) -> list[Any]:
             raise ModelFileError(f"{path}, line {number}: {error}.", _FORMS) from error
         records += value if isinstance(value, list) and len(rows) == 1 else [value]
     return records
+
+
+def _tools(record: Any) -> Messages:
+    """The definitions of tools; some files have them as JSON in a text."""
+    tools = record.get("tools") if isinstance(record, dict) else None
+    if isinstance(tools, str):
+        try:
+            tools = msgspec.json.decode(tools)
+        except msgspec.DecodeError:
+            tools = None
+    return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
 
 
 def _messages(record: Any) -> Messages:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from firstlight.base.errors import ModelFileError, UsageError
 from firstlight.base.files import replacing, sha256_of
 from firstlight.drafter import families, families_gym
 from firstlight.drafter.progress import Meter
-from firstlight.drafter.prompt_files import Messages, read_prompt_file
+from firstlight.drafter.prompt_files import Conversation, Messages, read_prompt_file
 from firstlight.drafter.stages import Stage, open_stage, read_manifest
 from firstlight.drafter.target import Target
 from firstlight.engine.params import SamplingParams
@@ -35,12 +35,13 @@ MARK = "PROMPT-GOES-HERE"
 
 
 class Prompt(msgspec.Struct, kw_only=True):
-    """One conversation that ends with a user message. `id` is made of its content."""
+    """One conversation that ends with a question. `id` is made of its content."""
 
     id: str
     family: str
     split: str
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
 
 
 class PromptSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +68,7 @@ def make_prompts(out: Path, target: Target, settings: PromptSettings, engine: di
     _add(found, _templates(rng, settings.num_templates, families.TEMPLATES), settings)
     _add(found, _templates(rng, settings.num_gym if gym else 0, gym), settings)
     for file in settings.files:
-        _add(found, ((Path(file).stem, messages) for messages in read_prompt_file(Path(file))), settings)
+        _add(found, _of_file(Path(file), target), settings)
     if settings.num_self:
         _add(found, _self_made(stage, target, settings, engine), settings)
     prompts = list(found.values())
@@ -93,18 +94,38 @@ def read_prompts(out: Path) -> list[Prompt]:
     return [decode(row) for row in path.read_bytes().splitlines()]
 
 
-def identify(messages: Messages) -> str:
+def identify(messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> str:
     """A name made of the content: equal conversations have the same, whatever their spaces and case."""
     text = "\x00".join(" ".join(str(m.get("content")).lower().split()) + m["role"] for m in messages)
+    others = [{key: m[key] for key in m if key not in ("role", "content")} for m in messages]
+    if tools or any(others):
+        text += msgspec.json.encode([others, list(tools)], order="deterministic").decode()
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _add(found: dict[str, Prompt], made: Iterable[tuple[str, Messages]], settings: PromptSettings) -> None:
-    for family, messages in made:
-        name = identify(messages)
+def _add(
+    found: dict[str, Prompt], made: Iterable[tuple[str, Messages | Conversation]], settings: PromptSettings
+) -> None:
+    for family, asked in made:
+        whole = asked if isinstance(asked, Conversation) else Conversation(asked)
+        name = identify(whole.messages, whole.tools)
         if name not in found:
             split = _split(family, name, settings.held_out_share)
-            found[name] = Prompt(id=name, family=family, split=split, messages=messages)
+            found[name] = Prompt(
+                id=name, family=family, split=split, messages=whole.messages, tools=whole.tools
+            )
+
+
+def _of_file(path: Path, target: Target) -> Iterator[tuple[str, Conversation]]:
+    """The file's conversations. Raises `UsageError` where the target would never see their tools."""
+    for number, asked in enumerate(read_prompt_file(path), 1):
+        shown = target.text.render_chat(asked.messages, tools=asked.tools) if asked.tools else ""
+        if asked.tools and shown == target.text.render_chat(asked.messages):
+            raise UsageError(
+                f"{path}, record {number} has tools, and the target's chat template shows none.",
+                "Remove the field tools, or train for a model that knows tools.",
+            )
+        yield path.stem, asked
 
 
 def _split(family: str, name: str, share: float) -> str:

@@ -18,11 +18,13 @@ import msgspec
 import torch
 
 from firstlight.base.errors import ModelFileError
+from firstlight.drafter.int8_states import from_int8, to_int8
 from firstlight.drafter.stages import require_recorded
 from firstlight.loading.tensor_file import read_metadata, read_tensor_file, write_tensor_file
 
 CONTRACT = "contract"
 ALIGNMENT = "index j: states after k blocks of x_j before any norm, token x_{j+1}, predicts x_{j+2}"
+BFLOAT16, INT8 = "bfloat16", "int8"
 NO_TOKEN = -1  # predicted by the last index of a document
 CAPTURE_AGAIN = "Remove this file and run the stage capture again: it makes only what is missing."
 
@@ -47,6 +49,7 @@ class Contract(msgspec.Struct, kw_only=True, frozen=True):
     chat_template_sha256: str
     documents: tuple[Document, ...]
     alignment: str = ALIGNMENT
+    storage: str = BFLOAT16  # of `states`; they are bfloat16 when they are read
     convention: str = "k blocks have run; 0 is the embeddings"
 
 
@@ -88,6 +91,8 @@ _DTYPES = {
 def write_shard(path: Path, shard: Shard) -> None:
     """Writes a file that appears whole or not at all."""
     tensors = {name: getattr(shard, name) for name in _DTYPES}
+    if shard.contract.storage == INT8:
+        tensors |= to_int8(tensors.pop("states"))
     write_tensor_file(path, tensors, {CONTRACT: msgspec.json.encode(shard.contract).decode()})
 
 
@@ -96,6 +101,8 @@ def read_shard(path: Path) -> Shard:
     tensors = read_tensor_file(path)  # a file that was cut short says so in its own words
     require_recorded(path)
     contract = read_contract(path)
+    if contract.storage == INT8:
+        tensors["states"] = from_int8(tensors, path)
     num = sum(document.num_indices for document in contract.documents)
     shapes = {
         "states": (num, len(contract.layers), contract.hidden_size),

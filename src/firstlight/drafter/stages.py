@@ -78,8 +78,9 @@ def open_stage(
     settings: Mapping[str, Any],
     inputs: Mapping[str, str],
     target: TargetRecord | None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Stage:
-    """A stage to begin or to go on with.
+    """A stage to begin or to go on with. `defaults`: of settings that an older manifest does not know.
 
     Raises `UsageError` where the folder holds the work of other settings, inputs or another target.
     """
@@ -88,6 +89,7 @@ def open_stage(
     )
     if (folder / MANIFEST).exists():
         found = read_manifest(folder)
+        found.settings = {**(defaults or {}), **found.settings}
         _require_same(folder, found, wanted)
         found.complete = False
         return Stage(folder, found)

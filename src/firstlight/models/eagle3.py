@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 from torch import nn
 
 from firstlight.facts.description import RopeScaling
+from firstlight.models.eagle3_unroll import UnrollRows, attend_blocks, scores, weigh
 from firstlight.models.layers.rotary import rotary_frequencies
 
 
@@ -146,16 +147,32 @@ class Eagle3Drafter(nn.Module):
         positions_T: torch.Tensor,  # noqa: N803
     ) -> Attending:
         """The first half of the layer: `hidden_TH` are fused states, or `feedback` of the drafts before."""
-        c = self.config
+        x, residual = self._entered(hidden_TH, tokens_T)
+        return Attending(self._queries(x, positions_T), *self._keys_and_values(x, positions_T), residual)
+
+    def _entered(self, hidden_TH: torch.Tensor, tokens_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
+        """What the projections take [T, 2H], and the residual [T, H]."""
         embedded = self.embed(tokens_T).to(hidden_TH.dtype)
         normed = self.hidden_norm(hidden_TH)
         x = torch.cat((self.input_layernorm(embedded), normed), -1)
+        return x, normed if self.config.norm_before_residual else hidden_TH
+
+    def _queries(self, x: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        heads = self.q_proj(x).view(-1, self.config.num_heads, self.config.head_size)
+        return _rotate(heads, self._turn(positions_T))
+
+    def _keys_and_values(
+        self,
+        x: torch.Tensor,
+        positions_T: torch.Tensor,  # noqa: N803
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (-1, self.config.num_kv_heads, self.config.head_size)
+        keys = _rotate(self.k_proj(x).view(shape), self._turn(positions_T))
+        return keys, self.v_proj(x).view(shape)
+
+    def _turn(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
         angles = positions_T.float()[:, None] * self.frequencies
-        turn = (angles.cos()[:, None], angles.sin()[:, None])
-        queries = _rotate(self.q_proj(x).view(-1, c.num_heads, c.head_size), turn)
-        keys = _rotate(self.k_proj(x).view(-1, c.num_kv_heads, c.head_size), turn)
-        values = self.v_proj(x).view(-1, c.num_kv_heads, c.head_size)
-        return Attending(queries, keys, values, normed if c.norm_before_residual else hidden_TH)
+        return angles.cos()[:, None], angles.sin()[:, None]
 
     def finish(self, attended_TI: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
         """The second half: what attention gave [T, N * D] becomes the output [T, H], before any norm."""
@@ -183,8 +200,8 @@ class Eagle3Drafter(nn.Module):
         new = self.attending(hidden_TH, tokens_T, positions)
         keys, values = cache.extend(new.keys, new.values)
         seen_TS = torch.arange(len(keys), device=tokens_T.device) <= positions[:, None]  # noqa: N806
-        scores = _scores(new.queries, keys).masked_fill(~seen_TS, float("-inf"))
-        return self.finish(_weigh(scores.softmax(-1), values), new.residual)
+        scores_KGTS = scores(new.queries, keys).masked_fill(~seen_TS, float("-inf"))
+        return self.finish(weigh(scores_KGTS.softmax(-1), values), new.residual)
 
     def unroll(self, rows: UnrollRows, num_steps: int) -> Iterator[torch.Tensor]:
         """Training-time test: the outputs [Q, H] of `num_steps` drafts from each index in `rows.queries_Q`.
@@ -193,44 +210,21 @@ class Eagle3Drafter(nn.Module):
         attends to the keys of true states up to j and of its own earlier drafts: what serving does after a
         right guess.
         """
-        fused = self.fuse(rows.states_TCH)
-        base = self.attending(fused, rows.tokens_T, rows.positions_T)
         chosen = rows.queries_Q
-        queries, residual = base.queries[chosen], base.residual[chosen]
-        positions = rows.positions_T[chosen]
+        x, residual = self._entered(self.fuse(rows.states_TCH), rows.tokens_T)
+        base = self._keys_and_values(x, rows.positions_T)
+        # An index that is not drafted from is a key to others, and needs no query of its own.
+        positions, residual = rows.positions_T[chosen], residual[chosen]
+        queries = self._queries(x[chosen], positions)
+        blocks = rows.blocks()
         own: list[tuple[torch.Tensor, torch.Tensor]] = []
         for step in range(num_steps):
-            shared = _scores(queries, base.keys).masked_fill(~rows.seen_QT, float("-inf"))
-            drafted = [_own_score(queries, keys) for keys, _ in own]
-            weights = torch.cat([shared, *drafted], -1).softmax(-1)
-            num_shared = shared.shape[-1]
-            attended = _weigh(weights[..., :num_shared], base.values)
-            for place, (_, values) in enumerate(own, num_shared):
-                attended = attended + _weigh_own(weights[..., place], values)
-            output = self.finish(attended, residual)
+            output = self.finish(attend_blocks(queries, base, own, blocks), residual)
             yield output
             if step + 1 < num_steps:
                 new = self.attending(self.feedback(output), rows.later_tokens(step + 1), positions + step + 1)
                 own.append((new.keys, new.values))
                 queries, residual = new.queries, new.residual
-
-
-@dataclass(frozen=True)
-class UnrollRows:
-    """Indices of one or more packed sequences, and from which of them is drafted.
-
-    `tokens_T[j]` is x_{j+1}. `seen_QT[q, j]`: index j is of the same sequence as query q, and not after it.
-    """
-
-    states_TCH: torch.Tensor
-    tokens_T: torch.Tensor
-    positions_T: torch.Tensor
-    queries_Q: torch.Tensor
-    seen_QT: torch.Tensor
-
-    def later_tokens(self, step: int) -> torch.Tensor:
-        """The tokens `step` indices on; behind the last one any token stands, and no loss looks at it."""
-        return self.tokens_T[(self.queries_Q + step).clamp(max=len(self.tokens_T) - 1)]
 
 
 class DraftCache:
@@ -261,29 +255,3 @@ def _rotate(x_TND: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> tor
     first, second = x_TND.float().chunk(2, -1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
     return turned.to(x_TND.dtype)
-
-
-def _scores(queries_QND: torch.Tensor, keys_SKD: torch.Tensor) -> torch.Tensor:  # noqa: N803
-    """[K, N/K, Q, S]."""
-    num, heads, size = queries_QND.shape
-    kv_heads = keys_SKD.shape[1]
-    grouped = queries_QND.view(num, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
-    return grouped @ keys_SKD.permute(1, 2, 0)[:, None] * size**-0.5
-
-
-def _weigh(weights_KGQS: torch.Tensor, values_SKD: torch.Tensor) -> torch.Tensor:  # noqa: N803
-    """[Q, N * D]."""
-    return (weights_KGQS @ values_SKD.transpose(0, 1)[:, None]).permute(2, 0, 1, 3).flatten(1)
-
-
-def _own_score(queries_QND: torch.Tensor, keys_QKD: torch.Tensor) -> torch.Tensor:  # noqa: N803
-    """Each query with the key of its own index: [K, N/K, Q, 1]."""
-    num, heads, size = queries_QND.shape
-    kv_heads = keys_QKD.shape[1]
-    grouped = queries_QND.view(num, kv_heads, heads // kv_heads, size)
-    return (grouped * keys_QKD[:, :, None]).sum(-1).permute(1, 2, 0)[..., None] * size**-0.5
-
-
-def _weigh_own(weights_KGQ: torch.Tensor, values_QKD: torch.Tensor) -> torch.Tensor:  # noqa: N803
-    """[Q, N * D]."""
-    return (weights_KGQ[..., None] * values_QKD.transpose(0, 1)[:, None]).permute(2, 0, 1, 3).flatten(1)

@@ -160,7 +160,7 @@ def _weights_file(folder: Path) -> Path:
     pickles = [path.name for path in folder.glob("*.bin")] + [path.name for path in folder.glob("*.pt")]
     only = f", only {pickles[0]}, which is a pickle" if pickles else ""
     raise ModelFileError(
-        f"{folder} holds no safetensors file{only}.",
+        f"The drafter {folder} holds no safetensors file{only}.",
         "Convert it to safetensors, or download the drafter again.",
     )
 

@@ -122,9 +122,11 @@ class TextModel:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt of a conversation. Raises `RequestError` when it cannot be rendered.
 
+        `tools` are definitions of functions, for templates that show them; the others drop them.
         Special tokens that users wrote stay text when the prompt is given to `encode` as it is.
         """
         if self._template is None:
@@ -142,7 +144,9 @@ class TextModel:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
-        guard, chat, variables = self._guard, list(messages), kwargs or {}
+        guard, chat, variables = self._guard, list(messages), {**(kwargs or {})}
+        if tools:
+            variables["tools"] = list(tools)
         if not guard.finds(chat, variables):
             return self._render(self._template, chat, variables, flags)
         mark = guard.new_mark(chat, variables)

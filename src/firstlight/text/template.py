@@ -134,7 +134,7 @@ def _context(
     return {
         **variables,
         "messages": chat,
-        "tools": None,
+        "tools": variables.get("tools"),
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
         _BUDGET: _Budget(),

@@ -22,13 +22,14 @@ from firstlight.drafter.generate import GenerateSettings, generate
 from firstlight.drafter.shards import read_shard, write_shard
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Target, open_target, read_ends
-from firstlight.drafter.train import CHECKPOINT, Limits, TrainSettings, train
+from firstlight.drafter.train import CHECKPOINT, train
+from firstlight.drafter.train_settings import Limits, TrainSettings
 from support.drafters import SMALL_ENGINE, STATES, captured_run
 from support.serving import write_chat_model
 
 Run = tuple[Path, Target]
 ANSWERS = GenerateSettings(max_tokens=24, shard_prompts=6)
-SETTINGS = TrainSettings(draft_vocab_size=60, epochs=1, row_tokens=96, rows_per_step=2, warmup_steps=1)
+SETTINGS = TrainSettings(draft_vocab_size=60, epochs=1, row_tokens=96, rows_per_step=2)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import sys
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from firstlight.base.errors import ModelFileError, UsageError
-from firstlight.drafter import families
+from firstlight.drafter import families, families_gym
 from firstlight.drafter.loops import loop_start
 from firstlight.drafter.prompt_files import read_prompt_file
 from firstlight.drafter.prompts import (
@@ -98,10 +102,88 @@ def test_three_kinds_of_files(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows))
     expected = [messages, [{"role": "user", "content": "Hi"}], [{"role": "user", "content": "text"}]]
-    assert read_prompt_file(path) == expected
+    assert [asked.messages for asked in read_prompt_file(path)] == expected
     path.write_text(json.dumps(rows))
-    assert read_prompt_file(path) == expected
+    assert [asked.messages for asked in read_prompt_file(path)] == expected
     assert len(read_prompt_file(write_prompt_file(tmp_path / "plain.jsonl", 5))) == 5
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+
+
+def test_tools_their_calls_and_reasoning_stay(tmp_path: Path) -> None:
+    messages = [
+        {"role": "user", "content": "Is it raining?"},
+        {"role": "assistant", "content": "", "reasoning_content": "I must look.", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "1", "content": "yes"},
+    ]
+    rows = [
+        {"messages": [*messages, {"role": "assistant", "content": "It is."}], "tools": [WEATHER]},
+        {
+            "conversations": [{"from": "human", "value": "Hm?"}, {"from": "observation", "value": "yes"}],
+            "tools": json.dumps([WEATHER]),
+        },
+    ]
+    path = tmp_path / "tools.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    first, second = read_prompt_file(path)
+    assert first.messages == messages
+    assert first.tools == second.tools == [WEATHER]
+    assert [message["role"] for message in second.messages] == ["user", "tool"]
+    names = {identify(first.messages, tools) for tools in ([], [WEATHER])}
+    names.add(identify([messages[0], {**messages[1], "reasoning_content": "No."}, messages[2]]))
+    assert len(names) == 3
+
+
+def test_tools_that_the_template_would_drop_are_refused(target: Target, tmp_path: Path) -> None:
+    path = tmp_path / "tools.jsonl"
+    path.write_text(json.dumps({"prompt": "Hello", "tools": [WEATHER]}))
+    settings = PromptSettings(num_templates=0, num_gym=0, num_self=0, files=(str(path),))
+    with pytest.raises(UsageError, match="record 1 has tools, and the target's chat template shows none"):
+        make_prompts(tmp_path, target, settings, {})
+
+
+def test_a_template_that_knows_tools_shows_them(tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "tiny")
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["chat_template"] = (
+        "{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}" + config["chat_template"]
+    )
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    path = tmp_path / "tools.jsonl"
+    path.write_text(json.dumps({"prompt": "Hello", "tools": [WEATHER]}))
+    settings = PromptSettings(num_templates=0, num_gym=0, num_self=0, files=(str(path),))
+    target = open_target(model)
+    make_prompts(tmp_path, target, settings, {})
+    (prompt,) = read_prompts(tmp_path)
+    assert prompt.tools == [WEATHER]
+    assert target.text.render_chat(prompt.messages, tools=prompt.tools).startswith("<weather>")
+
+
+class Gym(ModuleType):
+    """What we use of reasoning_gym: a data set of one question for a task and a seed."""
+
+    def create_dataset(self, task: str, size: int, seed: int) -> list[dict[str, Any]]:
+        return [{"question": f"{task}, number {seed}?"}] * size
+
+
+def test_reasoning_gym_s_tasks_are_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families_gym, "find_spec", lambda name: None)
+    assert families_gym.gym_families() == {}
+    monkeypatch.setattr(families_gym, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "reasoning_gym", Gym("reasoning_gym"))
+    made = families_gym.gym_families()
+    assert set(families_gym.HELD_OUT) < set(made) == {f"gym-{task}" for task in families_gym.TASKS}
+    for name, make in made.items():
+        assert make(random.Random(1)) == make(random.Random(1)) != make(random.Random(2))
+        assert make(random.Random(1)).startswith(name.removeprefix("gym-"))
+
+
+@pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
+def test_the_real_reasoning_gym_has_every_task() -> None:
+    for make in families_gym.gym_families().values():
+        assert make(random.Random(3)) == make(random.Random(3))
 
 
 @pytest.mark.parametrize(

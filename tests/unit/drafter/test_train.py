@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,19 +17,23 @@ from firstlight.drafter.chain import Rounds, ngram_proposer, run_chain
 from firstlight.drafter.checkpoints import load_drafter
 from firstlight.drafter.evaluate import EvaluateSettings, bootstrap, evaluate, read_report
 from firstlight.drafter.gates import overfit_gate, unroll_gate
-from firstlight.drafter.make_drafter import new_drafter
+from firstlight.drafter.make_drafter import initialise, new_drafter
 from firstlight.drafter.objective import make_teacher, unrolled
 from firstlight.drafter.packing import rows_of
+from firstlight.drafter.prompts import TRAIN
 from firstlight.drafter.shards import Shard, read_shard, write_shard
 from firstlight.drafter.stages import MANIFEST, read_manifest
 from firstlight.drafter.target import Target, read_ends
-from firstlight.drafter.train import CHECKPOINT, Limits, Trainer, TrainSettings, train
+from firstlight.drafter.train import CHECKPOINT, Trainer, train
+from firstlight.drafter.train_settings import Limits, TrainSettings
 from firstlight.drafter.vocabulary import build_vocabulary, coverage
-from support.drafters import STATES, captured_run
+from firstlight.models.eagle3 import Eagle3Drafter
+from firstlight.models.eagle3_file import save_eagle3
+from support.drafters import STATES, captured_run, random_drafter
 from support.fault_plants import record
 
 SETTINGS = TrainSettings(
-    draft_vocab_size=60, epochs=2, row_tokens=96, rows_per_step=2, learning_rate=2e-3, warmup_steps=2
+    draft_vocab_size=60, epochs=2, row_tokens=96, rows_per_step=2, learning_rate=2e-3, warmup_share=0.1
 )
 Run = tuple[Path, Target]
 
@@ -175,3 +181,84 @@ def test_the_interval_holds_the_pooled_length() -> None:
     results = [Rounds(10, 10 + n, (n,)) for n in range(10)]
     low, high = bootstrap(results, seed=0)
     assert low < 1.45 < high
+
+
+def trained(out: Path, target: Target, copy: Path, limits: Limits, **changes: Any) -> dict[str, torch.Tensor]:
+    """The weights after a training in a copy of the run."""
+    shutil.copytree(out, copy)
+    train(copy, target, msgspec.structs.replace(SETTINGS, **changes), limits)
+    drafter = load_drafter(copy / "train" / CHECKPOINT, read_ends(target.checkpoint).embedding)[0]
+    return dict(drafter.named_parameters())
+
+
+def test_two_ranks_train_what_one_does(run: Run, tmp_path: Path) -> None:
+    out, target = run
+    one = trained(out, target, tmp_path / "one", Limits(max_optimizer_steps=3))
+    two = trained(out, target, tmp_path / "two", Limits(max_optimizer_steps=3, num_ranks=2))
+    for name, values in one.items():
+        torch.testing.assert_close(two[name], values, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_in_bfloat16_and_by_another_loss_it_learns_too(run: Run, tmp_path: Path) -> None:
+    out, target = run
+    for name, changes in {"narrow": {"dtype": "bfloat16"}, "lk": {"loss": "lk-lambda"}}.items():
+        trained(out, target, tmp_path / name, Limits(report_every_steps=4), epochs=12, **changes)
+        points = load_drafter(tmp_path / name / "train" / CHECKPOINT, read_ends(target.checkpoint).embedding)[
+            1
+        ].training
+        assert points[-1].loss < points[0].loss
+    with pytest.raises(UsageError, match="not in 'float16'"):
+        trained(out, target, tmp_path / "half", Limits(), dtype="float16")
+
+
+def test_minutes_end_a_training_at_a_low_rate(run: Run, tmp_path: Path) -> None:
+    out, target = run
+    trained(out, target, tmp_path / "run", Limits(report_every_steps=1), epochs=10_000, max_minutes=0.01)
+    (*_, last) = load_drafter(
+        tmp_path / "run" / "train" / CHECKPOINT, read_ends(target.checkpoint).embedding
+    )[1].training
+    assert last.learning_rate < 0.3 * SETTINGS.learning_rate
+    assert read_manifest(tmp_path / "run" / "train").complete
+
+
+def test_a_training_may_start_from_a_drafter(run: Run, tmp_path: Path) -> None:
+    out, target = run
+    first = trained(out, target, tmp_path / "first", Limits(max_optimizer_steps=2))
+    drafter = load_drafter(tmp_path / "first" / "train" / CHECKPOINT, read_ends(target.checkpoint).embedding)[
+        0
+    ]
+    save_eagle3(tmp_path / "drafter", drafter, torch.float32)
+    begun = trained(
+        out,
+        target,
+        tmp_path / "warm",
+        Limits(max_optimizer_steps=1),
+        init_from=str(tmp_path / "drafter"),
+        learning_rate=0.0,
+    )
+    assert all(begun[name].equal(values) for name, values in first.items())
+    other = random_drafter(vocab_size=target.checkpoint.description.vocab_size)
+    save_eagle3(tmp_path / "other", other, torch.float32)
+    with pytest.raises(ModelFileError):
+        trained(out, target, tmp_path / "wrong", Limits(), init_from=str(tmp_path / "other"))
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is not None, reason="tensorboard is installed here")
+def test_tensorboard_that_is_missing_is_said(run: Run, tmp_path: Path) -> None:
+    out, target = run
+    with pytest.raises(UsageError, match="needs the package tensorboard"):
+        trained(out, target, tmp_path / "run", Limits(tensorboard=True))
+
+
+def test_first_weights_know_something_already(run: Run) -> None:
+    out, target = run
+    ends = read_ends(target.checkpoint)
+    fitted = new_drafter(target, ends, shards(out), SETTINGS).drafter
+    plain = Eagle3Drafter(fitted.config, ends.embedding)
+    plain.target_ids_R.copy_(fitted.target_ids_R)
+    initialise(plain, ends)
+    teacher = make_teacher(ends, fitted.target_ids_R, target.checkpoint.description.norm_eps)
+    (row, *_) = rows_of(read_shard(shards(out)[0]), 10_000, lambda document: document.split == TRAIN)
+    with torch.no_grad():
+        losses = [float(unrolled(drafter, teacher, row, 3, 1.0).losses_S[0]) for drafter in (fitted, plain)]
+    assert losses[0] < losses[1]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from firstlight.models.eagle3 import DraftCache, Eagle3Drafter, UnrollRows
+from firstlight.models.eagle3 import DraftCache, Eagle3Drafter
+from firstlight.models.eagle3_unroll import UnrollRows
 from support.drafters import random_drafter
 
 VARIATIONS: dict[str, dict[str, Any]] = {
@@ -39,8 +40,8 @@ def unroll(
     drafter: Eagle3Drafter, states: torch.Tensor, tokens: torch.Tensor, queries: list[int]
 ) -> list[torch.Tensor]:
     chosen = torch.tensor(queries)
-    seen = torch.arange(len(tokens)) <= chosen[:, None]
-    rows = UnrollRows(states, tokens, torch.arange(len(tokens)), chosen, seen)
+    one_document = torch.zeros_like(tokens)
+    rows = UnrollRows(states, tokens, torch.arange(len(tokens)), chosen, one_document)
     with torch.no_grad():
         return [drafter.logits(output) for output in drafter.unroll(rows, STEPS)]
 

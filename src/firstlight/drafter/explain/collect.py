@@ -19,7 +19,13 @@ from firstlight.drafter.capture import Capturer, CaptureSettings
 from firstlight.drafter.explain.documents import Documents, read_documents
 from firstlight.drafter.explain.draft_keys import match_keys
 from firstlight.drafter.explain.drafts import ROUNDS, Drafted, match_drafts
-from firstlight.drafter.explain.engine_run import Answered, Listening, engine_section, start_drafting
+from firstlight.drafter.explain.engine_run import (
+    Answered,
+    Listening,
+    acceptance_length,
+    engine_section,
+    start_drafting,
+)
 from firstlight.drafter.explain.evidence import Evidence, Loaded, Served, VariantAccuracy
 from firstlight.drafter.explain.leak import leak_of
 from firstlight.drafter.explain.order import Order
@@ -138,7 +144,7 @@ class _Collector:
     def _sample(self, answer: Answer, reference: _Reference) -> Sample:
         tokens = answer.tokens[: self.order.max_tokens]
         num_prompt = min(len(answer.prompt_token_ids), len(tokens))
-        return Sample(answer.id, tokens, num_prompt, reference.of(tokens))
+        return Sample(answer.id, tokens, num_prompt, *reference.with_choices(tokens))
 
     def _check_decode(self, tapped: list[Tapped], reference: _Reference) -> None:
         pairs, equal, num = [], 0, 0
@@ -172,7 +178,7 @@ class _Collector:
             last.append((stored.final[: num - 1, None], sample.states[1:num]))
             queries = sample.queries
             finals.append(stored.final[queries])
-            chosen.append(torch.tensor(sample.tokens)[queries + 2])
+            chosen.append(sample.choices[queries + 1])
         if not pairs:
             return
         match = match_states("stored", layers, pairs)
@@ -243,13 +249,14 @@ class _Collector:
         evidence.draft_keys = match_keys(drafter, list(zip(answered, expected, strict=True)))
         pairs = [_states_pair(one, s) for one, s in zip(answered, expected, strict=True)]
         evidence.states.append(match_states("verify", drafting.layers, pairs))
-        accepted, verified = (
-            sum(getattr(a, f"num_{name}") for a in answered) for name in ("accepted", "verified")
+        evidence.engine = Served(
+            acceptance_length=acceptance_length(first), k=order.k, source="the engine in this process"
         )
-        if verified:
-            evidence.engine = Served(
-                acceptance_length=1 + accepted / verified, k=order.k, source="the engine in this process"
-            )
+        made = [
+            Sample("", one.prompt + one.tokens, len(one.prompt), states, torch.empty(0))
+            for one, states in zip(first, expected, strict=False)
+        ]
+        evidence.engine_loop = own_loop(drafter, made, order.k)
 
 
 def _as_answer(index: int, tapped: Tapped) -> Answer:

@@ -48,9 +48,7 @@ class Answered:
     proposals: dict[int, Proposal] = field(default_factory=dict)  # by the tokens that were known
     states: dict[int, torch.Tensor] = field(default_factory=dict)
     keys: torch.Tensor | None = None  # of its tokens from the second on, when it was drafted for last
-    num_drafted: int = 0
-    num_accepted: int = 0
-    num_verified: int = 0
+    num_rounds: int = 0  # steps behind the one that gave the first token
 
 
 class Listening:
@@ -90,10 +88,8 @@ class Listening:
                 f"The engine gave up a request: {output.error}", "Give fewer or shorter documents."
             )
         answer = self._answers[output.request_id]
+        answer.num_rounds += bool(answer.tokens and output.token_ids)
         answer.tokens += output.token_ids
-        answer.num_drafted += output.num_drafted
-        answer.num_accepted += output.num_accepted
-        answer.num_verified += output.num_drafted > 0
 
     def _heard(self, sequences: list[Sequence], num: int) -> list[list[int]]:
         drafts: list[list[int]] = self._propose(sequences, num)
@@ -124,6 +120,17 @@ class Listening:
                     answer.states[begin + place] = states[row + place].clone()
             row += count
         return logits
+
+
+def answer_in_engine(order: Order, prompts: list[list[int]], lengths: list[int]) -> list[Answered]:
+    """Answers of these lengths, by the engine with the drafter."""
+    return Listening(start_drafting(order)).answer(prompts, lengths)
+
+
+def acceptance_length(answers: list[Answered]) -> float:
+    """Tokens of a step, counted as `chain.run_chain` counts them: without the first token of an answer."""
+    emitted = sum(len(answer.tokens) - 1 for answer in answers)
+    return emitted / max(sum(answer.num_rounds for answer in answers), 1)
 
 
 def draft_keys(drafter: Any) -> torch.Tensor | None:

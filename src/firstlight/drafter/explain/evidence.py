@@ -180,6 +180,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     drafts: list[DraftMatch] = []
     draft_keys: list[KeyMatch] = []
     engine: Served | None = None  # measured in process
+    engine_loop: OwnLoop | None = None  # on the text that it made
     trained: Trained | None = None
     served: Served | None = None
     notes: list[str] = []

@@ -10,12 +10,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from firstlight.drafter.explain import checks_data, checks_drafter, checks_engine
+from firstlight.drafter.explain import checks_data, checks_drafter, checks_drafts, checks_engine
 from firstlight.drafter.explain.evidence import Evidence
 from firstlight.drafter.explain.finding import EXIT_CODES, Finding, Side, Sure
 
 Check = Callable[[Evidence], Finding | None]
-CHECKS: tuple[Check, ...] = (*checks_data.CHECKS, *checks_engine.CHECKS, *checks_drafter.CHECKS)
+CHECKS: tuple[Check, ...] = (
+    *checks_data.CHECKS,
+    *checks_engine.CHECKS,
+    *checks_drafts.CHECKS,
+    *checks_drafter.CHECKS,
+)
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

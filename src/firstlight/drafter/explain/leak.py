@@ -5,11 +5,14 @@ Called by `collect`. Invariant: only rows that the draft may not see are changed
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from firstlight.drafter.explain.samples import Sample
 from firstlight.drafter.packing import Row
-from firstlight.models.eagle3 import Eagle3Drafter, UnrollRows
+from firstlight.models.eagle3 import Eagle3Drafter
+from firstlight.models.eagle3_unroll import UnrollRows
 
 NUM_STEPS = 2
 
@@ -47,7 +50,7 @@ def _changed(rows: UnrollRows, index: int) -> UnrollRows:
     states, tokens = rows.states_TCH.clone(), rows.tokens_T.clone()
     states[index + 1 :] = states[: len(states) - index - 1].flip(0)
     tokens[index + NUM_STEPS :] = tokens[0]
-    return UnrollRows(states, tokens, rows.positions_T, rows.queries_Q, rows.seen_QT)
+    return replace(rows, states_TCH=states, tokens_T=tokens)
 
 
 def _logits(drafter: Eagle3Drafter, rows: UnrollRows, place: int) -> torch.Tensor:

@@ -67,6 +67,8 @@ def _numbers(evidence: Evidence) -> list[str]:
     for served in (evidence.engine, evidence.served):
         if served is not None:
             lines.append(f"  {served.source}: {served.acceptance_length:.2f} at k = {served.k}")
+        if served is not None and served is evidence.engine and evidence.engine_loop is not None:
+            lines[-1] += f" (own loop on the same text: {evidence.engine_loop.acceptance_length:.2f})"
     return lines
 
 

@@ -16,7 +16,8 @@ import torch
 from firstlight.drafter.chain import eagle_proposer, run_chain
 from firstlight.drafter.evaluate import bootstrap
 from firstlight.drafter.explain.evidence import Accuracy, Bucket, OwnLoop
-from firstlight.models.eagle3 import Eagle3Drafter, UnrollRows
+from firstlight.models.eagle3 import Eagle3Drafter
+from firstlight.models.eagle3_unroll import UnrollRows
 
 OFFSETS = 4  # of the answer's first drafts, that are told apart
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 1 << 30)
@@ -24,12 +25,16 @@ LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 1 << 30)
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt with the target's greedy answer; `states` [T, L + 1, H] of the reference, float32."""
+    """A prompt with an answer of the target; `states` [T, L + 1, H] of the reference, float32.
+
+    `choices` [T]: what the reference would say behind each token. A greedy answer is that.
+    """
 
     name: str
     tokens: list[int]
     num_prompt: int
     states: torch.Tensor
+    choices: torch.Tensor
 
     def for_layers(self, layers: tuple[int, ...]) -> torch.Tensor:
         """The states [T - 1, C, H] that a drafter of these layers takes."""
@@ -41,11 +46,10 @@ class Sample:
         return torch.arange(self.num_prompt - 1, len(self.tokens) - 2)
 
     def rows(self, layers: tuple[int, ...]) -> UnrollRows:
-        """What the drafter unrolls from; its mask is made here, whatever the training's is."""
+        """What the drafter unrolls from, made here, whatever training makes."""
         index = torch.arange(len(self.tokens) - 1)
-        seen = index <= self.queries[:, None]
         tokens = torch.tensor(self.tokens[1:])
-        return UnrollRows(self.for_layers(layers), tokens, index, self.queries, seen)
+        return UnrollRows(self.for_layers(layers), tokens, index, self.queries, torch.zeros_like(index))
 
 
 class _Counts:
@@ -116,11 +120,11 @@ def own_loop(drafter: Eagle3Drafter, samples: list[Sample], k: int) -> OwnLoop:
 
 def _count(counts: _Counts, drafter: Eagle3Drafter, sample: Sample, known_V: torch.Tensor) -> None:  # noqa: N803
     rows = sample.rows(drafter.config.state_layers)
-    tokens, queries, last = torch.tensor(sample.tokens), rows.queries_Q, len(sample.tokens) - 3
+    choices, queries, last = sample.choices, rows.queries_Q, len(sample.tokens) - 3
     alive = torch.ones(len(queries), dtype=torch.bool)
     for step, output in enumerate(drafter.unroll(rows, len(counts.valid))):
         valid = queries + step <= last
-        right = tokens[(queries + step + 2).clamp(max=len(tokens) - 1)]
+        right = choices[(queries + step + 1).clamp(max=len(choices) - 1)]
         correct = valid & (drafter.target_ids_R[drafter.logits(output).argmax(-1)] == right)
         if step == 0:
             counts.add_first(correct, known_V[right], queries)

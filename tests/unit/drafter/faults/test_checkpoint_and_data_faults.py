@@ -12,7 +12,8 @@ from firstlight.drafter.explain.finding import Side
 from firstlight.drafter.gates import unroll_gate
 from firstlight.drafter.shards import read_shard
 from firstlight.drafter.target import read_ends
-from firstlight.drafter.train import Limits, train
+from firstlight.drafter.train import train
+from firstlight.drafter.train_settings import Limits
 from firstlight.models.eagle3_file import load_eagle3
 from support import fault_plants as plants
 from support.explaining import causes, explain

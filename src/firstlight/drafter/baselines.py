@@ -1,0 +1,69 @@
+"""What a drafter is worth when the engine hands it the states of the wrong blocks.
+
+Called by `evaluate`. The states of the next blocks (each id plus one) are captured anew for a few held-out
+answers: the commonest fault of integration, measured on this very drafter. Invariant: documents, tokens and
+rounds are those of the drafter's own line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from firstlight.drafter.answers import read_answers
+from firstlight.drafter.capture import MIN_DOCUMENT_TOKENS, Capturer, CaptureSettings
+from firstlight.drafter.chain import Rounds, eagle_proposer, run_chain
+from firstlight.drafter.shards import Document, read_contract
+from firstlight.drafter.stages import read_manifest
+from firstlight.drafter.target import Target
+from firstlight.models.eagle3 import Eagle3Drafter
+
+if TYPE_CHECKING:
+    from firstlight.drafter.evaluate import EvaluateSettings
+
+OWN_LAYERS, NEXT_LAYERS = "eagle3, these documents", "off by one layer"
+
+
+def off_by_one(
+    out: Path,
+    target: Target,
+    drafter: Eagle3Drafter,
+    chosen: list[tuple[Path, set[str]]],
+    settings: EvaluateSettings,
+) -> dict[str, list[tuple[Document, Rounds]]]:
+    """The rounds with the right states and with those of the next blocks, both captured now."""
+    layers = drafter.config.state_layers
+    options = read_manifest(out / "capture").settings
+    dtype, kernels = options.get("dtype", "auto"), options.get("cpu_kernels", "auto")
+    last = target.checkpoint.description.num_layers - 1
+    found: dict[str, list[tuple[Document, Rounds]]] = {}
+    for name, wanted in (
+        (OWN_LAYERS, layers),
+        (NEXT_LAYERS, tuple(min(layer + 1, last) for layer in layers)),
+    ):
+        if len(set(wanted)) < len(layers):
+            continue  # so few blocks that the next ones are not all different
+        capturer = Capturer(target, CaptureSettings(layers=wanted, dtype=dtype, cpu_kernels=kernels), 0)
+        left: dict[str, int] = {}
+        for path, names in chosen:
+            for document, tokens, num_prompt in _documents(out, path, names):
+                if left.setdefault(document.family, settings.off_by_one) <= 0:
+                    continue
+                left[document.family] -= 1
+                (states,) = capturer.states_of([tokens])
+                propose = eagle_proposer(drafter, states[:-1, :-1], tokens[1:])
+                rounds = run_chain(tokens[1:], num_prompt - 1, settings.num_drafts, propose)
+                found.setdefault(name, []).append((document, rounds))
+    return found
+
+
+def _documents(out: Path, shard: Path, names: set[str]) -> list[tuple[Document, list[int], int]]:
+    answers_name = shard.name.replace("states-", "answers-").replace(".safetensors", ".jsonl")
+    answers = {answer.id: answer for answer in read_answers(out / "generate", answers_name)} if names else {}
+    return [
+        (document, answers[document.id].tokens, len(answers[document.id].prompt_token_ids))
+        for document in read_contract(shard).documents
+        if document.id in names
+        and document.id in answers
+        and len(answers[document.id].token_ids) >= MIN_DOCUMENT_TOKENS
+    ]

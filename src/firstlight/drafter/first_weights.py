@@ -1,0 +1,152 @@
+"""First weights of a drafter that fit the data already: linear least squares, solved once.
+
+Called by `make_drafter`. The next last state of the target is regressed on the states and the embedded token
+that the drafter gets. The states' part becomes `fc`; the token's part goes through the values of heads that
+look at their own index only. Steps of gradient descent that are worth an epoch are saved by it. Invariant:
+what is fitted has seen documents for training only.
+
+Shapes: I indices, X inputs of the regression, H hidden, R draft vocabulary, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from firstlight.drafter.objective import make_teacher
+from firstlight.drafter.prompts import TRAIN
+from firstlight.drafter.shards import Shard, read_shard
+from firstlight.drafter.target import Ends
+from firstlight.models.eagle3 import Eagle3Drafter
+
+MAX_INDICES = 32_768
+KEY_SAMPLE = 8192
+SAMPLE = 1024  # indices that the scale of the logits is chosen with
+RIDGE = 0.01  # of each input's own square
+SELF_SCORE = 15.0  # of a head with its own index; the one before has a third less
+PAIR_SHARES = (0.5, 0.3, 0.2)  # of the self score, over the rotary pairs that turn fastest
+SCALES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
+
+
+@dataclass
+class _Sums:
+    """What the regression needs of the indices that it has seen, and the last of them."""
+
+    square_XX: torch.Tensor
+    cross_XH: torch.Tensor
+    sample: tuple[torch.Tensor, torch.Tensor] | None = None  # inputs [I, X], last states [I, H]
+    every: torch.Tensor | None = None  # inputs [I, X] of prompts, too: they are keys
+    num: int = 0
+
+
+def fit_first_weights(drafter: Eagle3Drafter, ends: Ends, shards: list[Path], norm_eps: float) -> None:
+    """Replaces first weights by fitted ones; the drafter must be as wide as its target."""
+    config = drafter.config
+    with torch.no_grad():
+        sums = _sums(drafter, shards)
+        if sums.sample is None or sums.every is None:
+            return
+        # Double precision: neighbouring layers' states are nearly the same.
+        square = sums.square_XX.double()
+        square += torch.diag(RIDGE * square.diagonal() + 1e-9 * square.diagonal().mean())
+        weights_XH = torch.linalg.solve(square, sums.cross_XH.double()).float()  # noqa: N806
+        num_states = len(config.state_layers) * config.target_hidden_size
+        drafter.fc.weight.copy_(weights_XH[:num_states].t())
+        size_H = (sums.square_XX.diagonal()[num_states:] / sums.num).sqrt().clamp(min=1e-6)  # noqa: N806
+        token_HH = _through_values(drafter, weights_XH[num_states:], size_H)  # noqa: N806
+        inputs, last_states = sums.sample
+        _look_at_itself(drafter, sums.every, token_HH)
+        output = drafter.fc(inputs[:, :num_states]) + inputs[:, num_states:] @ token_HH
+        _scale_logits(drafter, ends, output, last_states, norm_eps)
+
+
+def _sums(drafter: Eagle3Drafter, shards: list[Path]) -> _Sums:
+    width = drafter.fc.in_features + drafter.config.hidden_size
+    sums = _Sums(torch.zeros(width, width), torch.zeros(width, drafter.config.target_hidden_size))
+    for path in shards:
+        shard = read_shard(path)
+        chosen = _supervised_for_training(shard)[: MAX_INDICES - sums.num]
+        if len(chosen):
+            inputs = _inputs(drafter, shard, chosen)
+            final = shard.final[chosen].float()
+            sums.square_XX += inputs.t() @ inputs
+            sums.cross_XH += inputs.t() @ final
+            sums.sample = (inputs[-SAMPLE:], final[-SAMPLE:])
+            sums.every = _inputs(drafter, shard, torch.arange(min(len(shard.tokens), KEY_SAMPLE)))
+            sums.num += len(chosen)
+        if sums.num >= MAX_INDICES:
+            break
+    return sums
+
+
+def _inputs(drafter: Eagle3Drafter, shard: Shard, chosen: torch.Tensor) -> torch.Tensor:
+    embedded = drafter.embedding_VH[shard.tokens[chosen].long()]
+    return torch.cat((shard.states[chosen].float().flatten(1), drafter.input_layernorm(embedded)), 1)
+
+
+def _supervised_for_training(shard: Shard) -> torch.Tensor:
+    wanted = torch.zeros_like(shard.supervised)
+    for document, span in shard.spans():
+        wanted[span] = document.split == TRAIN
+    return (shard.supervised & wanted).nonzero().squeeze(1)
+
+
+def _through_values(
+    drafter: Eagle3Drafter,
+    token_HH: torch.Tensor,  # noqa: N803
+    size_H: torch.Tensor,  # noqa: N803
+) -> torch.Tensor:
+    """Gives the values and one head of each group the token's part, as far as their rank holds it."""
+    config = drafter.config
+    left, strength, right = torch.linalg.svd(size_H[:, None] * token_HH, full_matrices=False)
+    rank = min(config.num_kv_heads * config.head_size, len(strength))
+    root = strength[:rank].sqrt()
+    to_values = left[:, :rank] * root / size_H[:, None]
+    from_values = root[:, None] * right[:rank]
+    drafter.v_proj.weight.zero_()
+    drafter.v_proj.weight[:rank, : config.hidden_size] = to_values.t()
+    group, size = config.num_heads // config.num_kv_heads, config.head_size
+    for kv_head in range(config.num_kv_heads):
+        part = from_values[kv_head * size : (kv_head + 1) * size]
+        column = kv_head * group * size
+        drafter.o_proj.weight[:, column : column + len(part)] = part.t()
+    return to_values @ from_values
+
+
+def _look_at_itself(drafter: Eagle3Drafter, inputs: torch.Tensor, token_HH: torch.Tensor) -> None:  # noqa: N803
+    """Queries and keys that are the same everywhere: rotated, they agree best at a distance of nothing."""
+    config = drafter.config
+    embedded = inputs[:, -config.hidden_size :]
+    fused = drafter.fc(inputs[:, : -config.hidden_size])
+    both = (fused, fused + embedded @ token_HH)  # of a true state, and of a draft
+    x = torch.cat([torch.cat((embedded, drafter.hidden_norm(hidden)), 1) for hidden in both]).double()
+    square = x.t() @ x
+    square += torch.diag(RIDGE * square.diagonal() + 1e-9 * square.diagonal().mean())
+    always_one = torch.linalg.solve(square, x.sum(0)).float()
+    group, size = config.num_heads // config.num_kv_heads, config.head_size
+    pairs = torch.tensor(PAIR_SHARES[: size // 2])
+    heights = (pairs / pairs.sum() * SELF_SCORE * size**0.5).sqrt()
+    constant = heights[:, None] * always_one
+    for kv_head in range(config.num_kv_heads):
+        for projection, head in ((drafter.k_proj, kv_head), (drafter.q_proj, kv_head * group)):
+            rows = projection.weight[head * size : (head + 1) * size]
+            rows *= 0.25
+            rows[: len(pairs)] = constant
+
+
+def _scale_logits(
+    drafter: Eagle3Drafter,
+    ends: Ends,
+    output: torch.Tensor,
+    last_states: torch.Tensor,
+    norm_eps: float,
+) -> None:
+    """A forecast is less sure than the target: the scale of the norm that costs least."""
+    probs = make_teacher(ends, drafter.target_ids_R, norm_eps).probs(last_states)
+    losses = []
+    for scale in SCALES:
+        drafter.norm.weight.copy_(ends.norm * scale)
+        losses.append(float(-(probs * drafter.logits(output).log_softmax(-1)).sum(-1).mean()))
+    drafter.norm.weight.copy_(ends.norm * SCALES[losses.index(min(losses))])

@@ -1,0 +1,71 @@
+"""What decides a training, and what only limits a run of it.
+
+Used by `train` and by what starts it. Invariant: two runs with equal settings and data give the same drafter,
+whatever their limits (with `max_minutes`: on equally quick machines).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from firstlight.base.errors import UsageError
+from firstlight.drafter.draft_loss import CROSS_ENTROPY, require_loss
+
+Say = Callable[[str], None]
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+
+
+class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How it is trained. `num_steps` drafts are unrolled; `rows_per_step` rows make an optimiser step.
+
+    `max_minutes` of training end it early, with a learning rate that falls in time; 0 is no such end.
+    `init_from`: folder of a drafter to start from. `dtype`: of the products; weights stay float32.
+    """
+
+    draft_vocab_size: int = 8192
+    num_steps: int = 3
+    step_decay: float = 0.8
+    loss: str = CROSS_ENTROPY
+    epochs: int = 4
+    row_tokens: int = 512
+    rows_per_step: int = 2
+    learning_rate: float = 1e-3
+    warmup_share: float = 0.04
+    max_minutes: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.5
+    init_from: str = ""
+    dtype: str = FLOAT32
+    seed: int = 0
+
+
+def require_known(settings: TrainSettings) -> None:
+    """Raises `UsageError` for a loss or a type that is not there."""
+    require_loss(settings.loss)
+    if settings.dtype not in (FLOAT32, BFLOAT16):
+        raise UsageError(
+            f"Training computes in {FLOAT32} or {BFLOAT16}, not in {settings.dtype!r}.",
+            f"Give --dtype {FLOAT32}.",
+        )
+
+
+def silent(text: str) -> None:
+    """Says nothing: for ranks after the first, and for tests."""
+
+
+@dataclass
+class Limits:
+    """What may end a run early, where it runs, and how often it writes; none of it changes the result."""
+
+    max_optimizer_steps: int | None = None
+    checkpoint_every_s: float = 300.0
+    report_every_steps: int = 10
+    validate_every_rows: int = 256
+    max_validation_rows: int = 24
+    device: str = "cpu"
+    num_ranks: int = 1
+    tensorboard: bool = False
+    say: Say = silent
