@@ -127,8 +127,10 @@ class Pair:
         size = self.engine.started.section.page_size_tokens
         mine = _content(drafter, slots_of(sequence.pages, num, size))
         right = _content(self.other, slots_of(whole.pages, num, size))
+        # Our own kernels are row-invariant; plain products are not.
+        most = 0.0 if isinstance(drafter._layer, NativeLayer) else 1e-4
         for name, (ours, theirs) in {k: (mine[k], right[k]) for k in mine}.items():
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4, msg=f"{name} of {sequence.tokens}")
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=most, msg=f"{name} of {sequence.tokens}")
         assert drafts == self.other.propose([whole], NUM)[0], sequence.tokens
 
     def whole(self, tokens: list[int], params: SamplingParams) -> Sequence:
