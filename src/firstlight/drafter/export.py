@@ -54,7 +54,8 @@ def export(out: Path, target: Target, engines: tuple[str, ...] = ENGINES) -> Sta
         _require_same(folder, drafter, target, ends.embedding)
         if engine == GGUF:
             write_recipe(folder, drafter)
-        write_probes(folder, drafter, shard)
+        read_with = ends.embedding.to(torch.bfloat16).float() if engine == SPECULATORS else ends.embedding
+        write_probes(folder, drafter, shard, read_with)
         write_card(folder, out, target, engine)
         stage.manifest.numbers[engine] = check_probes(folder, target, ends.embedding)
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):

@@ -21,7 +21,12 @@ def typed(*words: str, code: int = 0) -> str:
 
 
 def test_the_stages_as_they_are_typed(tmp_path: Path) -> None:
-    out = ["--out", str(tmp_path / "run"), "--target", str(write_chat_model(tmp_path / "tiny"))]
+    out = [
+        "--out",
+        str(tmp_path / "run"),
+        "--target",
+        str(write_chat_model(tmp_path / "tiny", max_position=1024)),
+    ]
     questions = str(write_prompt_file(tmp_path / "questions.jsonl", 40))
     layers = ["--layer", "0", "--layer", "1"]
     nothing_else = ["--templates", "0", "--gym", "0", "--self", "0"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from firstlight.base.errors import ModelFileError, UsageError
+from firstlight.drafter import curves
 from firstlight.drafter.capture import capture
 from firstlight.drafter.chain import Rounds, ngram_proposer, run_chain
 from firstlight.drafter.checkpoints import load_drafter
@@ -241,9 +241,11 @@ def test_a_training_may_start_from_a_drafter(run: Run, tmp_path: Path) -> None:
         trained(out, target, tmp_path / "wrong", Limits(), init_from=str(tmp_path / "other"))
 
 
-@pytest.mark.skipif(find_spec("tensorboard") is not None, reason="tensorboard is installed here")
-def test_tensorboard_that_is_missing_is_said(run: Run, tmp_path: Path) -> None:
+def test_tensorboard_that_is_missing_is_said(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, target = run
+    monkeypatch.setattr(curves, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs the package tensorboard"):
         trained(out, target, tmp_path / "run", Limits(tensorboard=True))
 
