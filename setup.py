@@ -1,5 +1,5 @@
-"""Brings the native library along where a C++ compiler is there at installation; everything else is in
-pyproject.toml.
+"""Brings the drafters along, and the native library where a C++ compiler is there at installation; everything
+else is in pyproject.toml.
 
 Without a compiler the package installs all the same: the first start tries again, or uses stock operators.
 """
@@ -7,6 +7,7 @@ Without a compiler the package installs all the same: the first start tries agai
 from __future__ import annotations
 
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 NATIVE = Path("src/firstlight/ops/cpu")
+DRAFTERS = Path("drafters")
 
 
 class BuildWithLibrary(build_py):
@@ -22,6 +24,8 @@ class BuildWithLibrary(build_py):
 
     def run(self) -> None:
         super().run()
+        if DRAFTERS.is_dir() and not self.editable_mode:
+            shutil.copytree(DRAFTERS, Path(self.build_lib) / "firstlight" / DRAFTERS, dirs_exist_ok=True)
         build = runpy.run_path(str(NATIVE / "build.py"))
         parent = _cache() if self.editable_mode else Path(self.build_lib) / NATIVE.relative_to("src")
         target = parent / "native" / build["library_name"]()

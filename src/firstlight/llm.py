@@ -25,9 +25,12 @@ from rich.progress import (
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError, RequestError, UsageError
+from firstlight.base.resolve import engine_from
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import FINISH_STOP, Abort, SequenceOutput, Submit, TokenLogprobs
 from firstlight.engine.params import SamplingParams
+from firstlight.engine.speculation.shipped import with_shipped_drafter
+from firstlight.engine.speculation.trial import try_drafter
 from firstlight.engine.startup import self_test, start
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import open_checkpoint
@@ -79,7 +82,7 @@ class LLM:
         self._show_progress = progress and on_phase is None
         self._on_phase = on_phase
         path = str(resolve_model(model))
-        section = _engine_section(engine)
+        section, note = with_shipped_drafter(_engine_section(engine), path)
         checkpoint = open_checkpoint(path)
         require_fit(checkpoint, section)
         self.text = TextModel.load(path, chat_template)
@@ -93,6 +96,8 @@ class LLM:
                 or (lambda phase, done=0, total=0, unit="", detail="": bar(done, total) if total else None),
             )
         self.report = started.report
+        if note is not None:
+            self.report["drafter_notes"] = [note, *self.report.get("drafter_notes", ())]
         self._core: EngineCore = started.core(started.runner.run)
         if on_phase is not None:
             on_phase("self-test")
@@ -100,6 +105,7 @@ class LLM:
         if self._core.speculation is not None:
             times_s = measure_step_times(self._core, checkpoint.description.vocab_size)
             self._core.begin(times_s)
+            self.report["drafter_trial"] = try_drafter(self._core, checkpoint.description.bos_token_id)
 
     def generate(
         self,
@@ -242,13 +248,11 @@ def _params_for_each(
 
 
 def _engine_section(options: Mapping[str, Any]) -> EngineSection:
-    known = set(EngineSection.__struct_fields__) - {"tensor_parallel"}
-    unknown = sorted(options.keys() - known)
-    if unknown:
+    if "tensor_parallel" in options:
         raise UsageError(
-            f"LLM takes no option {unknown[0]!r}", f"Known engine options: {', '.join(sorted(known))}."
+            "LLM runs in one process: it takes no option 'tensor_parallel'.", "Use `firstlight serve`."
         )
-    return EngineSection(**options)
+    return engine_from(options, "LLM")
 
 
 @contextmanager

@@ -15,7 +15,9 @@ import pytest
 from firstlight.engine.messages import Abort, Submit
 from firstlight.engine.speculation.ngram import NgramDrafter
 from firstlight.facts.description import ModelDescription
+from firstlight.models.eagle3_file import save_eagle3
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
+from support.eagle3 import tiny_eagle3
 from support.engines import Harness, Result, submit
 from support.knowing import Knowing
 from support.workloads import circling, requests
@@ -154,3 +156,19 @@ def test_prompt_lookup(engine: Harness, baseline: Baseline) -> None:
     assert engine.core.speculation is not None
     counts = engine.core.speculation.counts
     assert sum(counts.accepted) == num_accepted(results)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"max_batched_tokens": 16}, {"page_size_tokens": 4}], ids=str)
+def test_a_drafter_over_captured_states(
+    folder: Path, baseline: Baseline, tmp_path: Path, sizes: dict[str, int]
+) -> None:
+    """A random one, in batches that change, chunked, and twice: then from the cache."""
+    save_eagle3(tmp_path, tiny_eagle3(vocab_size=VOCABULARY, max_position=LENGTH, state_layers=(0, 1, 2)))
+    drafting = {"drafter": str(tmp_path), "draft_tokens": 3, "draft_adapt": False}
+    engine = Harness(folder, **{**SIZES, **drafting, **sizes})
+    some = WORKLOAD[::3]
+    expected = {item.request_id: baseline[item.request_id] for item in some}
+    for _ in range(2):
+        assert_same(engine.run(some), expected)
+    assert engine.core.speculation is not None
+    assert sum(engine.core.speculation.counts.drafted) > 500

@@ -1,4 +1,4 @@
-"""`firstlight serve --drafter ngram` answers what `firstlight serve` answers, and says what its drafts did.
+"""`firstlight serve --drafter …` answers what `firstlight serve` answers, and says what its drafts did.
 
 Over HTTP, on a tiny model: stop strings, log-probabilities, streams, several answers, usage, figures. The
 offline `LLM` with the same drafter is asked the same.
@@ -7,19 +7,26 @@ offline `LLM` with the same drafter is asked the same.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from firstlight import LLM, SamplingParams
+from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.models.eagle3_file import save_eagle3
+from support.eagle3 import tiny_eagle3
 from support.serving import RunningServer, write_chat_model
 
 pytestmark = pytest.mark.timeout(300)
+PORTION = ("--draft-tokens", "4", "--no-draft-adapt")
 FLAGS = ("--dtype", "float32", "--threads", "1", "--max-model-len", "512")
-DRAFTING = ("--drafter", "ngram", "--draft-tokens", "4", "--no-draft-adapt")
+DRAFTING = ("--drafter", "ngram", *PORTION)
 FEW = {"logit_bias": {str(token): 9.0 for token in range(40, 48)}, "frequency_penalty": 0.05}
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -48,6 +55,26 @@ def drafting(model: Path) -> Iterator[RunningServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def eagle3(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random EAGLE-3 drafter for the tiny model."""
+    folder = tmp_path_factory.mktemp("drafter")
+    description = open_checkpoint(model).description
+    sizes = {"vocab_size": description.vocab_size, "max_position": 512, "state_layers": (0, 1, 2)}
+    save_eagle3(folder, tiny_eagle3(**sizes), torch.float32)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["eagle3", "draft-model"])
+def with_model(
+    model: Path, eagle3: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[RunningServer, str]]:
+    """A server whose drafter has weights: an EAGLE-3 drafter, or the very model."""
+    drafter = eagle3 if request.param == "eagle3" else model
+    with RunningServer(model, *FLAGS, "--drafter", str(drafter), *PORTION) as server:
+        yield server, request.param
+
+
 def ask(server: RunningServer, **body: Any) -> dict[str, Any]:
     message = {"role": "user", "content": "ab ab ab ab ab"}
     request = {"model": "tiny", "messages": [message], "max_tokens": 100, **body}
@@ -67,6 +94,39 @@ def test_the_answer_is_the_same(plain: RunningServer, drafting: RunningServer, k
     drafted, not_drafted = answer["usage"], expected["usage"]
     assert drafted["completion_tokens"] == not_drafted["completion_tokens"]
     assert not any(not_drafted["completion_tokens_details"].values())
+
+
+def test_drafters_with_weights(plain: RunningServer, with_model: tuple[RunningServer, str]) -> None:
+    """The answers are the same, and the start says what was read, what it takes and how often it is right."""
+    server, name = with_model
+    for kind in ASKED:
+        expected, answer = ask(plain, **ASKED[kind]), ask(server, **ASKED[kind])
+        assert answer["choices"] == expected["choices"]
+    info = httpx.get(f"{server.url}/server_info").json()
+    report, drafts = info["startup_report"], info["engine"]["drafts"]
+    assert report["drafter"] == f"{name}: always 4 drafts, keyed verification"
+    assert report["drafter_notes"]
+    trial = report["drafter_trial"]
+    assert trial["draft_tokens"] == 4
+    assert drafts["num_drafted"] > 100
+    assert drafts["by_length"].keys() == {"below 256"}
+    assert drafts["by_prefix_hit"].keys() <= {"no", "yes"}
+    if name == "draft-model" and trial["num_tokens"]:  # the target itself is always right; time may be short
+        assert trial["accepted_per_drafted"] in (1.0, None)
+    metrics = httpx.get(f"{server.url}/metrics").text
+    metric = "firstlight:draft_accepted_tokens_by"
+    assert f'{metric}_length_total{{drafter="{name}",k="4",length="below 256"}}' in metrics
+    assert f'{metric}_prefix_hit_total{{drafter="{name}",hit="no",k="4"}}' in metrics
+
+
+def test_a_drafter_that_is_not_there_ends_the_start(model: Path, eagle3: Path, tmp_path: Path) -> None:
+    for folder, code, words in ((tmp_path / "gone", 2, "no such folder"), (tmp_path, 3, "no config.json")):
+        command = [sys.executable, "-m", "firstlight", "serve", str(model), *FLAGS, "--port", "0"]
+        ended = subprocess.run(
+            [*command, "--drafter", str(folder)], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert ended.returncode == code, ended.stderr
+        assert words in ended.stdout + ended.stderr
 
 
 def test_a_stop_string_in_the_middle_of_accepted_drafts(
@@ -122,6 +182,18 @@ def test_without_a_drafter_there_is_nothing_of_it(plain: RunningServer) -> None:
     assert info["engine"]["drafts"] is None
     assert info["startup_report"]["drafter"] == "none"
     assert "firstlight:draft" not in httpx.get(f"{plain.url}/metrics").text
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "the model itself"])
+def test_the_offline_llm_with_weights(model: Path, eagle3: Path, kind: str) -> None:
+    options = {"dtype": "float32", "threads": 1, "progress": False}
+    drafter = str(eagle3 if kind == "eagle3" else model)
+    one, other = LLM(str(model), **options), LLM(str(model), **options, drafter=drafter, draft_adapt=False)
+    params = SamplingParams(temperature=1.0, max_tokens=60, seed=3)
+    expected, answers = one.generate(["ab ab", "x"], params), other.generate(["ab ab", "x"], params)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert sum(answer.num_drafted for answer in answers) > 60
+    assert other.report["drafter_trial"]["draft_tokens"] == 3
 
 
 def test_the_offline_llm(model: Path) -> None:

@@ -14,6 +14,7 @@ from firstlight.engine.messages import Drain, SequenceOutput, Submit
 from firstlight.facts.sources import resolve_model
 from firstlight.text.model import TextModel
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
+from support.eagle3 import write_pair
 from support.engines import Harness, submit
 from support.prompts import PROMPTS
 from support.rank_processes import RankProcesses, logprobs_of, tokens_of
@@ -65,6 +66,20 @@ def test_two_ranks_with_drafts_equal_one_without(folder: Path) -> None:
     drafting = {"drafter": "ngram", "draft_tokens": 4, "draft_adapt": False}
     together = assert_equal_to_one_rank(folder, workload, drafting, **SIZES)
     assert sum(output.num_accepted for outputs in together.values() for output in outputs) > 100
+
+
+def test_two_ranks_draft_what_one_rank_drafts(tmp_path: Path) -> None:
+    """With a drafter over captured states: they are sums over the ranks."""
+    target, drafter = write_pair(tmp_path)
+    drafting = {"drafter": str(drafter), "draft_tokens": 3, "draft_adapt": False}
+    sizes = {**SIZES, "max_model_len": 128}
+    hot = {"temperature": 4.0, "max_tokens": 30, "ignore_eos": True}
+    workload = [submit(f"{n}", range(3 + n, 30), seed=n, logprobs=1, **hot) for n in range(8)]
+    alone = Harness(target, **sizes, **drafting).run(workload)
+    together = assert_equal_to_one_rank(target, workload, drafting, **sizes)
+    accepted = {name: sum(output.num_accepted for output in outputs) for name, outputs in together.items()}
+    assert accepted == {name: result.num_accepted for name, result in alone.items()}
+    assert sum(accepted.values()) > 20
 
 
 def test_two_ranks_equal_one_on_the_real_model() -> None:

@@ -11,9 +11,12 @@ import torch
 from firstlight.engine.messages import Submit
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.ngram import NgramDrafter
+from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.sources import resolve_model
+from firstlight.models.eagle3_file import save_eagle3
 from firstlight.ops.cpu.pick import pick_cpu_kernels
 from firstlight.text.model import TextModel
+from support.eagle3 import tiny_eagle3
 from support.engines import Harness, Result, submit
 from support.knowing import Knowing
 from support.prompts import PROMPTS
@@ -120,3 +123,18 @@ def test_with_drafts(
     results = engine.run(workload)
     assert_same(results, baseline)
     assert wrong is None or sum(result.num_accepted for result in results.values()) >= 10
+
+
+def test_with_a_drafter_over_captured_states(
+    path: Path, kind: Kind, workload: list[Submit], baseline: dict[str, Result], tmp_path: Path
+) -> None:
+    """A random one: its keys have the type of the target's, and what it guesses is wrong as a rule."""
+    target = open_checkpoint(path).description
+    sizes = {"hidden_size": 576, "target_hidden_size": 576, "head_size": 64, "state_layers": (2, 15, 27)}
+    drafter = tiny_eagle3(**sizes, vocab_size=target.vocab_size, draft_vocab_size=512)
+    save_eagle3(tmp_path, drafter)
+    engine = engine_of(path, kind, 70, drafter=str(tmp_path), draft_tokens=3, draft_adapt=False)
+    for _ in range(2):  # the second time from the cache
+        assert_same(engine.run(workload), baseline)
+    assert engine.core.speculation is not None
+    assert sum(engine.core.speculation.counts.drafted) > 50

@@ -23,10 +23,15 @@ def test_a_wheel_brings_the_library_along_and_is_for_this_platform(tmp_path: Pat
     stale = source / "build" / "lib" / "firstlight" / "ops" / "cpu" / "native" / "libfirstlight-0123.so"
     stale.parent.mkdir(parents=True)
     stale.write_bytes(b"of an older source")
+    drafter = source / "drafters" / "some"
+    drafter.mkdir(parents=True)
+    (drafter / "config.json").write_text("{}")
     command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path))
     subprocess.run((*command, str(source)), check=True, timeout=300)
     (wheel,) = tmp_path.glob("*.whl")
     assert "-py3-none-" in wheel.name
     assert not wheel.name.endswith("-any.whl")
-    libraries = [Path(name).name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    names = zipfile.ZipFile(wheel).namelist()
+    libraries = [Path(name).name for name in names if name.endswith(".so")]
     assert libraries == [library_name()]
+    assert "firstlight/drafters/some/config.json" in names

@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,14 @@ import psutil
 import pytest
 
 from support import serving
+from support.foreign import NAME, PYTHON, READY_S, SIZES, until, vllm_by_hand
 from support.serving import RunningServer
 
 pytestmark = pytest.mark.timeout(900)
 
-REPOSITORY = Path(__file__).parents[2]
-PYTHON = REPOSITORY / ".venv-vllm" / "bin" / "python"
-READY_S = 600.0
-VERDICT_S = 30.0
 CORE = "VLLM::EngineCore"
-NAME = "SmolLM2"
-SIZES = ("--max-model-len", "512", "--max-num-seqs", "2")
 OURS = (*SIZES, "--max-batched-tokens", "256", "--memory-fraction", "0.2")
-THEIRS = ("--max-num-batched-tokens", "256", "--gpu-memory-utilization", "0.2", "--enforce-eager")
 STUCK = 12  # the doctor's exit code
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default model as a Hugging Face folder."""
-    folder = tmp_path_factory.mktemp("models") / "smollm2"
-    run("convert", "default", str(folder))
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -61,17 +46,6 @@ def run(*arguments: str, codes: tuple[int, ...] = (0,)) -> str:
 def serve(model: Path) -> RunningServer:
     backend = ("--backend", "vllm", "--backend-python", str(PYTHON), "--served-name", NAME)
     return RunningServer(model, *backend, *OURS, "--", "--enforce-eager")
-
-
-def until(look: Callable[[], Any], deadline_s: float = VERDICT_S) -> Any:
-    """What `look` says, once it says anything."""
-    end_s = time.monotonic() + deadline_s
-    while time.monotonic() < end_s:
-        with contextlib.suppress(httpx.TransportError, psutil.Error):
-            if found := look():
-                return found
-        time.sleep(0.1)
-    raise AssertionError("it did not happen in time")
 
 
 def core_below(pid: int) -> psutil.Process:
@@ -166,34 +140,6 @@ def test_a_server_that_somebody_else_started(model: Path, tmp_path: Path) -> Non
         until(lambda: httpx.get(f"{url}/health", timeout=5).status_code == 200, READY_S)
         assert examined(process)["condition"] == "healthy"
         assert named_by_the_doctor(process, core)
-
-
-@contextlib.contextmanager
-def vllm_by_hand(model: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    port = serving_port()
-    where = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", NAME)
-    module = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(model))
-    with (folder / "vllm.log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(PYTHON), *module, *where, *SIZES, *THEIRS], stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        yield process, f"http://127.0.0.1:{port}"
-    finally:
-        rest = psutil.Process(process.pid).children(recursive=True)
-        for one in rest:
-            one.resume()
-        process.terminate()
-        psutil.wait_procs(rest, timeout=30)
-        process.kill()
-        process.wait()
-
-
-def serving_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def examined(process: subprocess.Popen[bytes], code: int = 0) -> Any:

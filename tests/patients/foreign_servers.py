@@ -25,7 +25,7 @@ _PLACE = HERE / "lookalike"
 
 
 class Foreign:
-    """A running server. `order` says what goes wrong in it."""
+    """A running server. `order` says what goes wrong in it; `flags` are further ones of its command."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Foreign:
         **options: Any,
     ) -> None:
         self.port = options.pop("port", 0) or free_port()
+        flags: tuple[str, ...] = options.pop("flags", ())
         self.log = ward.folder / "log.txt"
         variables = {"XDG_SESSION_NOTES": json.dumps(order or {}), **options.pop("variables", {})}
         path = ward.environment()["PYTHONPATH"]
@@ -44,7 +45,7 @@ class Foreign:
         with self.log.open("wb") as log:
             options = {"stdout": log, "stderr": log, **options}
             self.process = ward.python(
-                *_command(ward, style, str(model), size, self.port), variables=variables, **options
+                *_command(ward, style, str(model), size, self.port), *flags, variables=variables, **options
             )
         self.pid = self.process.pid
 

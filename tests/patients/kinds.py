@@ -8,6 +8,7 @@ from __future__ import annotations
 from patients import (
     kinds_collective,
     kinds_dead,
+    kinds_drafter,
     kinds_healthy,
     kinds_limits,
     kinds_locks,
@@ -25,6 +26,7 @@ _ALL: tuple[Kind, ...] = (
     *kinds_network.KINDS,
     *kinds_limits.KINDS,
     *kinds_weights.KINDS,
+    *kinds_drafter.KINDS,
     *kinds_healthy.KINDS,
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}

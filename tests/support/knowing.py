@@ -20,6 +20,7 @@ class Knowing:
     """
 
     name = "knowing"
+    is_model = False
     layers = ()
 
     def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:

@@ -36,11 +36,17 @@ _TEMPLATE = (
 
 def write_chat_model(folder: Path, architecture: str = "llama", max_position: int = 512) -> Path:
     """A Hugging Face folder with random weights, a byte tokenizer and a chat template."""
-    tokenizer = _byte_tokenizer()
+    tokenizer = byte_tokenizer()
     description = tiny_description(
         architecture, vocab_size=tokenizer.get_vocab_size(), max_position=max_position, eos_token_ids=(2,)
     )
     write_hf_folder(folder, description, random_weights(description))
+    write_tokenizer(folder, tokenizer)
+    return folder
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """The tokenizer with its chat template, beside a model."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "bos_token": "<s>",
@@ -50,7 +56,6 @@ def write_chat_model(folder: Path, architecture: str = "llama", max_position: in
         "chat_template": _TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
 
 
 def write_chat_gguf(path: Path, architecture: str = "llama", max_position: int = 512) -> Path:
@@ -72,7 +77,7 @@ def write_chat_gguf(path: Path, architecture: str = "llama", max_position: int =
     return write_gguf(path, description, random_weights(description), edit=give_tokens)
 
 
-def _byte_tokenizer() -> Tokenizer:
+def byte_tokenizer() -> Tokenizer:
     """One token for each byte, after the special ones: every text can be written."""
     vocabulary = {token: number for number, token in enumerate((*_SPECIAL, *_ALPHABET))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[_MERGE]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,18 @@ def test_a_prompt_that_cannot_run_is_refused_before_anything_runs(
 def test_an_unknown_option_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no option 'max_modle_len'"):
         LLM(str(tmp_path), max_modle_len=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"thread": 1}, "LLM takes no option 'thread'"),
+        ({"threads": "2"}, "threads in LLM is '2', but must be a whole number"),
+        ({"kv_dtype": "float8"}, "must be one of"),
+        ({"memory_fraction": 2.0}, "must be at most"),
+        ({"tensor_parallel": 2}, "LLM runs in one process"),
+    ],
+)
+def test_an_engine_option_is_checked_as_in_a_file(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        LLM(None, progress=False, **options)

@@ -44,11 +44,17 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = True
     max_queue: int = 1024  # waiting requests; one more is answered 429
     collective_deadline_s: float = 60.0
-    drafter: str | None = None  # "ngram", or the path of a draft model; None: no drafts
+    # "ngram", "none", or the path of a drafter or a draft model; None: the one that comes with the model
+    drafter: str | None = None
     draft_tokens: int = 3  # drafts of a sequence that a step verifies, at most
     draft_adapt: bool = True  # as many as pay; otherwise always as many as allowed
     draft_verification: str = "keyed"  # or "rejection"
     draft_acceptance: str | None = None  # "0.8,0.6": accept by this profile, whatever the model says
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a drafter was asked for."""
+        return self.drafter not in (None, "none")
 
 
 class ServerSection(msgspec.Struct, frozen=True, kw_only=True):

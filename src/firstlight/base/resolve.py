@@ -131,6 +131,23 @@ def _served_name(asked: str, path: Path) -> str:
     return path.name.removesuffix(".gguf")
 
 
+def engine_from(options: Mapping[str, Any], origin: str) -> EngineSection:
+    """An engine section of options by their field names, as checked as if they came from a file.
+
+    None leaves an option at its default. Raises `UsageError`s that name `origin`.
+    """
+    settings = {setting.field: setting for setting in ALL_SETTINGS if setting.section == "engine"}
+    unknown = next((name for name in options if name not in settings), None)
+    if unknown is not None:
+        raise UsageError(f"{origin} takes no option {unknown!r}.", _suggestion(unknown, list(settings)))
+    given = {name: value for name, value in options.items() if value is not None}
+    section = EngineSection(
+        **{name: _checked(settings[name], value, origin) for name, value in given.items()}
+    )
+    check_engine(section)
+    return section
+
+
 def parse_size(text: str | int) -> int:
     """Bytes from 1048576, "512M", "2G" or "2GiB"; raises ValueError."""
     if isinstance(text, int) and not isinstance(text, bool):
@@ -160,7 +177,8 @@ def _known_or_raise(key: str, origin: str) -> None:
 
 
 def _suggestion(key: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(key.replace("_", "-"), names, n=1)
+    close = difflib.get_close_matches(key, names, n=1)
+    close = close or difflib.get_close_matches(key.replace("_", "-"), names, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"The keys are: {', '.join(names)}."
 
 

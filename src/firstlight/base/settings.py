@@ -145,7 +145,8 @@ ENGINE_SETTINGS = (
         "drafter",
         "drafter",
         "Guesses next tokens, so that one step verifies several; the answers stay the same. ngram: from the "
-        "text so far.",
+        "text so far; a folder: an EAGLE-3 drafter; a model: a small one of the same family; none: no "
+        "drafts. The embedded model uses the drafter that comes with it, if there is one.",
     ),
     _engine(
         "draft-tokens",

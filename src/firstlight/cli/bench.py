@@ -10,6 +10,7 @@ import typer
 
 from firstlight.cli.bench_engine import blackbox, offline, operators, quality, scheduler, startup
 from firstlight.cli.bench_serving import path, serving, soak
+from firstlight.cli.bench_speculation import speculation
 from firstlight.cli.options import add_command
 
 bench_app = typer.Typer(
@@ -23,6 +24,7 @@ add_command(bench_app, offline)
 add_command(bench_app, operators)
 add_command(bench_app, startup)
 add_command(bench_app, quality)
+add_command(bench_app, speculation)
 add_command(bench_app, scheduler)
 add_command(bench_app, blackbox)
 add_command(bench_app, path)

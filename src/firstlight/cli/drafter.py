@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from firstlight.cli.drafter_explain import explain
 from firstlight.cli.drafter_options import (
     Batch,
     Kernels,
@@ -270,4 +271,5 @@ add_command(drafter_app, train)
 add_command(drafter_app, evaluate)
 add_command(drafter_app, export)
 add_command(drafter_app, probe)
+add_command(drafter_app, explain)
 add_command(drafter_app, run)

@@ -199,6 +199,9 @@ class RunOptions:
     draft_vocabulary: Annotated[int, typer.Option(help="Tokens that the drafter can say.", min=1)] = 8192
     epochs: Annotated[int, typer.Option(help="Times that every answer is seen.", min=1)] = 4
     batch: Batch = 32
+    force: Annotated[
+        bool, typer.Option("--force", help="Go on behind closed gates; manifest and card say so.")
+    ] = False
     threads: Threads = 0
     cpu_kernels: Kernels = "auto"
     debug: Debug = False
@@ -231,6 +234,7 @@ def run(options: RunOptions) -> None:
         train=TrainSettings(draft_vocab_size=options.draft_vocabulary, epochs=options.epochs),
         engine=engine_options(options.batch, options.threads, options.cpu_kernels),
         threads=options.threads,
+        force=options.force,
     )
 
     def say(text: str) -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from firstlight.base.errors import ModelFileError
+from firstlight.drafter.stages import require_recorded
+
 
 class Answer(msgspec.Struct, kw_only=True):
     """One answered prompt. `cut_tokens`: what was taken off its end because it only repeated."""
@@ -29,6 +32,13 @@ class Answer(msgspec.Struct, kw_only=True):
 
 
 def read_answers(folder: Path, name: str) -> list[Answer]:
-    """The answers of one shard."""
+    """The answers of one shard. Raises `ModelFileError` for one that is missing, cut or changed."""
+    path = folder / name
+    require_recorded(path)
     decode = msgspec.json.Decoder(Answer).decode
-    return [decode(row) for row in (folder / name).read_bytes().splitlines()]
+    try:
+        return [decode(row) for row in path.read_bytes().splitlines()]
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelFileError(
+            f"{path} cannot be read: {error}.", "Remove it and run the stage generate again."
+        ) from error

@@ -7,7 +7,7 @@ engine saw and made; a shard of answers gives one shard of states, whole or not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -80,10 +80,18 @@ class Capturer:
     def states_of(self, documents: list[list[int]]) -> list[torch.Tensor]:
         """The states [T, C + 1, H] of each document, bfloat16, from one step over all of them."""
         self.run(documents)
-        return list(self._engine.runner.states.to(torch.bfloat16).split([len(each) for each in documents]))
+        return self._states([len(tokens) for tokens in documents])
 
-    def run(self, documents: list[list[int]]) -> None:
-        """One step over whole documents."""
+    def states_and_choices(self, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states of one document, and behind each token the one that the target would choose [T]."""
+        choices = self.run([tokens], list(range(len(tokens)))).argmax(-1)
+        return self._states([len(tokens)])[0], choices
+
+    def _states(self, counts: list[int]) -> list[torch.Tensor]:
+        return list(self._engine.runner.states.to(torch.bfloat16).split(counts))
+
+    def run(self, documents: list[list[int]], samples: Sequence[int] = ()) -> torch.Tensor:
+        """One step over whole documents; logits of the rows in `samples`."""
         page_size = self._engine.section.page_size_tokens
         pages, first = [], 1
         for slot, tokens in enumerate(documents):
@@ -93,7 +101,8 @@ class Capturer:
         counts = [len(tokens) for tokens in documents]
         flat = [token for tokens in documents for token in tokens]
         slots = list(range(len(documents)))
-        self._engine.runner.run(StepPlan(0, slots, [0] * len(slots), counts, flat, [], pages))
+        every = StepPlan(0, slots, [0] * len(slots), counts, flat, list(samples), pages)
+        return self._engine.runner.run(every)
 
 
 def state_layers(target: Target, wanted: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from firstlight.base.files import replacing
 from firstlight.drafter.evaluate import REPORT, Line, read_report
+from firstlight.drafter.gate_record import forced_gates
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Target
 
@@ -18,7 +19,7 @@ CARD = "README.md"
 
 def write_card(folder: Path, out: Path, target: Target, engine: str) -> None:
     """Writes the card; results stand in it if the run was evaluated."""
-    sections = [_head(target, engine), _data(out), _training(out)]
+    sections = [_head(target, engine), *_forced(out), _data(out), _training(out)]
     if (out / "evaluate" / REPORT).exists():
         sections.append(_results(out))
     with replacing(folder / CARD) as file:
@@ -34,6 +35,14 @@ def _head(target: Target, engine: str) -> str:
         f"- its tokenizer: `{record.tokenizer_sha256}`\n"
         f"- its chat template: `{record.chat_template_sha256}`"
     )
+
+
+def _forced(out: Path) -> list[str]:
+    gates = forced_gates(out)
+    if not gates:
+        return []
+    rows = "\n".join(f"- {name}: {said}" for name, said in gates.items())
+    return [f"## Gates that were closed, and passed by force\n\n{rows}"]
 
 
 def _data(out: Path) -> str:

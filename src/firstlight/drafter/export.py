@@ -13,17 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from firstlight.base.errors import EngineError
 from firstlight.base.files import replacing
 from firstlight.drafter.card import write_card
 from firstlight.drafter.checkpoints import load_drafter
+from firstlight.drafter.gate_record import forced_gates
 from firstlight.drafter.probes import check_probes, write_probes
 from firstlight.drafter.shards import read_shard
-from firstlight.drafter.stages import Stage, open_stage, read_manifest
+from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
 from firstlight.drafter.target import Target, read_ends
 from firstlight.drafter.train import CHECKPOINT
+from firstlight.engine.speculation.shipped import TARGET
 from firstlight.facts.drafter_config import LAYER_IDS
 from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
 from firstlight.models.eagle3 import Eagle3Drafter
@@ -41,9 +44,11 @@ def export(out: Path, target: Target, engines: tuple[str, ...] = ENGINES) -> Sta
     """Writes `out`/export/ENGINE for each engine, with model card and probes, and reads every folder back."""
     ends = read_ends(target.checkpoint)
     trained = read_manifest(out / "train")
+    require_target(trained, target.record, out / "train")
     drafter, _ = load_drafter(out / "train" / CHECKPOINT, ends.embedding)
     stage = open_stage(out / "export", "export", {}, {}, target.record)
     stage.manifest.inputs = {CHECKPOINT: trained.files[CHECKPOINT]}
+    stage.manifest.numbers["forced_gates"] = forced_gates(out)
     captured = out / "capture"
     shard = read_shard(captured / min(read_manifest(captured).files))
     for engine in engines:
@@ -51,12 +56,14 @@ def export(out: Path, target: Target, engines: tuple[str, ...] = ENGINES) -> Sta
         save_eagle3(folder, drafter, torch.bfloat16)
         if engine != NATIVE:
             _rewrite(folder, engine, target, ends.embedding)
-        _require_same(folder, drafter, target, ends.embedding)
+        loaded = load_eagle3(folder, target.checkpoint.description, ends.embedding).drafter
+        _require_same(folder, drafter, loaded)
         if engine == GGUF:
             write_recipe(folder, drafter)
-        read_with = ends.embedding.to(torch.bfloat16).float() if engine == SPECULATORS else ends.embedding
-        write_probes(folder, drafter, shard, read_with)
+        write_probes(folder, loaded, shard)
         write_card(folder, out, target, engine)
+        with replacing(folder / TARGET) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(target.record), indent=1))
         stage.manifest.numbers[engine] = check_probes(folder, target, ends.embedding)
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             stage.finish_file(path.relative_to(stage.folder).as_posix())
@@ -151,9 +158,8 @@ _DIALECTS: dict[str, _Edit] = {
 }
 
 
-def _require_same(folder: Path, drafter: Eagle3Drafter, target: Target, embedding: torch.Tensor) -> None:
+def _require_same(folder: Path, drafter: Eagle3Drafter, loaded: Eagle3Drafter) -> None:
     """Raises `EngineError` where our reader makes another drafter of the folder: a bug of the export."""
-    loaded = load_eagle3(folder, target.checkpoint.description, embedding).drafter
     same = loaded.config == drafter.config and loaded.target_ids_R.equal(drafter.target_ids_R)
     for (_, ours), (_, theirs) in zip(drafter.named_parameters(), loaded.named_parameters(), strict=True):
         same = same and theirs.equal(ours.to(torch.bfloat16).to(theirs.dtype))

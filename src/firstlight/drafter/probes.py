@@ -25,20 +25,11 @@ TOP = 5
 MAX_LOGIT_GAP = 1e-3  # of the same computation in float32 on another machine
 
 
-def write_probes(
-    folder: Path,
-    drafter: Eagle3Drafter,
-    shard: Shard,
-    embedding_VH: torch.Tensor,  # noqa: N803
-) -> None:
+def write_probes(folder: Path, stored: Eagle3Drafter, shard: Shard) -> None:
     """Stores the first indices of a document and the five best tokens of each draft from the last of them.
 
-    `embedding_VH` is what a reader of the folder will use: the target's, or the file's own rounded one.
+    `stored` was read from the folder: its weights are rounded, and its embedding too where it has one.
     """
-    stored = Eagle3Drafter(drafter.config, embedding_VH)
-    rounded = {name: v.to(torch.bfloat16).to(v.dtype) for name, v in drafter.state_dict().items()}
-    stored.load_state_dict(rounded)
-    stored.target_ids_R.copy_(drafter.target_ids_R)
     _, span = max(shard.spans(), key=lambda item: item[0].num_indices)
     states, tokens = shard.states[span][:NUM_INDICES], shard.tokens[span][:NUM_INDICES].long()
     ids, values = _top(stored, states, tokens)

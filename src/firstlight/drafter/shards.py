@@ -19,6 +19,7 @@ import torch
 
 from firstlight.base.errors import ModelFileError
 from firstlight.drafter.int8_states import from_int8, to_int8
+from firstlight.drafter.stages import require_recorded
 from firstlight.loading.tensor_file import read_metadata, read_tensor_file, write_tensor_file
 
 CONTRACT = "contract"
@@ -97,7 +98,8 @@ def write_shard(path: Path, shard: Shard) -> None:
 
 def read_shard(path: Path) -> Shard:
     """Reads and checks a file. Raises `ModelFileError` that says what is wrong with it."""
-    tensors = read_tensor_file(path)
+    tensors = read_tensor_file(path)  # a file that was cut short says so in its own words
+    require_recorded(path)
     contract = read_contract(path)
     if contract.storage == INT8:
         tensors["states"] = from_int8(tensors, path)

@@ -134,6 +134,22 @@ def require_target(manifest: Manifest, target: TargetRecord, where: Path) -> Non
         )
 
 
+def require_recorded(path: Path) -> None:
+    """Raises `ModelFileError` where a file is not what its stage finished: changed, or damaged on the disk.
+
+    A file that no manifest beside it names is nobody's, and is let through.
+    """
+    if not (path.parent / MANIFEST).exists():
+        return
+    digest = read_manifest(path.parent).files.get(path.name)
+    if digest is not None and path.is_file() and sha256_of(path) != digest:
+        raise ModelFileError(
+            f"{path} is damaged or was changed: its content is not what the stage {path.parent.name!r} "
+            "wrote.",
+            f"Remove {path.name} and run the stage again: it makes only what is missing.",
+        )
+
+
 def versions() -> dict[str, str]:
     """What software made a stage."""
     return {"firstlight": __version__, "torch": str(torch.__version__), "python": platform.python_version()}

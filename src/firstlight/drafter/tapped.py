@@ -16,13 +16,16 @@ import torch
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError
 from firstlight.drafter.capture import CaptureSettings, state_layers
+from firstlight.drafter.loops import loop_start
 from firstlight.drafter.target import Target
 from firstlight.engine.core import EngineCore
-from firstlight.engine.messages import SequenceOutput, Submit
+from firstlight.engine.messages import Abort, SequenceOutput, Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.startup import Started, start
 from firstlight.ops.collectives import Group
+
+LOOK_EVERY = 8  # tokens of an answer between two looks for a loop
 
 
 @dataclass
@@ -59,15 +62,24 @@ class TappedEngine:
     def answer(
         self, prompts: list[list[int]], params: SamplingParams, on_done: Callable[[int], None]
     ) -> list[Tapped]:
-        """Answers all prompts, batched; `on_done` hears of each that is finished. `params` have a seed."""
+        """Answers all prompts, batched; `on_done` hears of each that is finished. `params` have a seed.
+
+        An answer that has begun to repeat itself is ended there: what would come is cut anyway.
+        """
         answers = {str(index): Tapped(tokens) for index, tokens in enumerate(prompts)}
         for name, answer in answers.items():
             self._core.handle(Submit(name, answer.prompt_token_ids, params))
         while self._core.has_work:
             outputs = self._core.step()
             for output in outputs.outputs if outputs is not None else []:
-                self._take(answers[output.request_id], output)
-                on_done(output.finish_reason is not None)
+                answer = answers[output.request_id]
+                if answer.finish_reason is not None:
+                    continue  # the scheduler's word on what was ended here
+                self._take(answer, output)
+                if answer.finish_reason is None and _loops(answer):
+                    self._core.handle(Abort([output.request_id]))
+                    self._end(answer, "loop")
+                on_done(answer.finish_reason is not None)
         return list(answers.values())
 
     def _execute(self, plan: StepPlan) -> torch.Tensor:
@@ -91,13 +103,19 @@ class TappedEngine:
                 f"The engine gave up a request: {output.error}", "Use a smaller --batch, or shorter prompts."
             )
         answer.token_ids += output.token_ids
-        if output.finish_reason is None:
-            return
-        answer.finish_reason = output.finish_reason
+        if output.finish_reason is not None:
+            self._end(answer, output.finish_reason)
+
+    def _end(self, answer: Tapped, reason: str) -> None:
+        answer.finish_reason = reason
         computed = (answer.prompt_token_ids + answer.token_ids)[:-1]
         kept = next((kept for kept in self._kept.values() if kept.tokens == computed), None)
         assert kept is not None, "an answer whose tokens no slot has computed"
         answer.states = torch.cat(kept.parts)
+
+
+def _loops(answer: Tapped) -> bool:
+    return len(answer.token_ids) % LOOK_EVERY == 0 and loop_start(answer.token_ids) is not None
 
 
 def _quiet(phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = "") -> None:

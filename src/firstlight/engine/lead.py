@@ -23,6 +23,8 @@ from firstlight.engine.channel import PlanReceiver, PlanSender, RequestChannel
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Drain, Failed, Ready
 from firstlight.engine.plan import StepPlan
+from firstlight.engine.speculation.shipped import with_shipped_drafter
+from firstlight.engine.speculation.trial import in_words, try_drafter
 from firstlight.engine.startup import Report, Started, self_test, start
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import Checkpoint
@@ -49,6 +51,9 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         description = started.checkpoint.description
         times_s = measure_step_times(core, description.vocab_size)
         core.begin(times_s)
+        if (trial := try_drafter(core, description.bos_token_id)) is not None:
+            started.report["drafter_trial"] = trial
+            report("self-test", detail=in_words(trial))
         started.report["step_ms"] = {str(rows): round(1e3 * seconds, 3) for rows, seconds in times_s.items()}
         (run_dir / REPORT_FILE).write_bytes(msgspec.json.encode(started.report))
         give_back_heap()
@@ -99,7 +104,11 @@ def _start(
         lambda arrived: report("rendezvous", arrived, group.size, "ranks"),
     )
     report("rendezvous", group.size, group.size, "ranks")
-    return start(checkpoint, config.model.dtype, section, group, report), group
+    section, note = with_shipped_drafter(section, checkpoint.path)
+    started = start(checkpoint, config.model.dtype, section, group, report)
+    if note is not None:
+        started.report["drafter_notes"] = [note, *started.report.get("drafter_notes", ())]
+    return started, group
 
 
 def _serve(core: EngineCore, channel: RequestChannel, report: Report) -> None:

@@ -2,7 +2,7 @@
 
 Called by `EngineCore` on rank 0 and by the follower loop on the others. Owns the page tables, one row for
 each slot, which change only by what a plan announces; so every rank has the same. Invariant: between two
-steps no tensor of a step is kept but its captured states.
+steps nothing of a step is kept but its captured states and its rows.
 
 Shapes: T tokens in the step, S sequences, P pages of the longest one, L logit rows, V vocabulary, C captured
 layers, H hidden.
@@ -41,6 +41,7 @@ class ModelRunner:
         self._turns = turn_table.cpu().numpy()
         self._states_CH: tuple[int, int] | None = None
         self._states_TCH: torch.Tensor | None = None
+        self._rows: StepRows | None = None
         pool.zero_null_page(tables.page_size)
 
     @property
@@ -65,9 +66,15 @@ class ModelRunner:
         assert self._states_TCH is not None, "nothing was captured"
         return self._states_TCH
 
+    @property
+    def rows(self) -> StepRows:
+        """Where the last step's rows lie."""
+        assert self._rows is not None, "no step has run"
+        return self._rows
+
     def run(self, plan: StepPlan) -> torch.Tensor:
         """Logits of the rows in `plan.samples`, float32 [L, V]; on every rank."""
-        rows = self._tables.rows(plan)
+        rows = self._rows = self._tables.rows(plan)
         logit_rows = np.array(plan.samples, dtype=np.int64)
         if isinstance(self._replay, RecordedReplay):
             logits = self._replay.run(plan, rows, self._turns, logit_rows)

@@ -14,8 +14,15 @@ from msgspec import structs
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import ResourceError
 from firstlight.engine.scheduler import MAX_DRAFT_ROWS
+from firstlight.engine.speculation.host import Extra
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.memory import BudgetRequest, MemoryBudget, compute_budget, kv_bytes_per_token
+from firstlight.facts.memory import (
+    BudgetRequest,
+    MemoryBudget,
+    compute_budget,
+    format_bytes,
+    kv_bytes_per_token,
+)
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import AttentionShape, MatrixKind
 from firstlight.ops.kv_rows import row_bytes
@@ -33,12 +40,13 @@ BYTES_PER_SCORE = 16
 
 @dataclass(frozen=True)
 class Needs:
-    """What a model asks of memory on this rank: its layers as declared, its matrices, its heads."""
+    """What a model asks of memory on this rank: layers as declared, matrices, heads, and a drafter."""
 
     description: ModelDescription
     declare: Declaration
     kinds: Sequence[MatrixKind]
     shape: AttentionShape
+    extra: Extra = Extra()  # of the drafter
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ def resolve_sizes(section: EngineSection, needs: Needs, available_bytes: int) ->
     model_len = section.max_model_len or needs.description.max_position
     request = _request(section, needs, available_bytes)
     budget, fitting_len = _fit(request, model_len, section)
-    notes = budget.explain()
+    notes = budget.explain() + _draft_notes(needs.extra, section)
     if fitting_len < model_len:
         why = "--kv-memory holds no more" if section.kv_memory_bytes else "memory does not suffice"
         notes.insert(0, f"max_model_len {fitting_len} instead of the model's {model_len}: {why}")
@@ -90,18 +98,26 @@ def _request(section: EngineSection, needs: Needs, available_bytes: int) -> Budg
     row = (row_bytes(size, ops.key_dtype), row_bytes(size, ops.value_dtype))
     token_bytes = kv_bytes_per_token(description, row, needs.shape.num_kv_heads)
     weight_bytes = sum(ops.resident_bytes(kind) for kind in needs.kinds) + _embedding_bytes(description)
+    weight_bytes += needs.extra.weight_bytes
     return BudgetRequest(
         available_bytes=available_bytes,
         fraction=section.memory_fraction,
         weight_bytes=weight_bytes,
         workspace_bytes=_workspace_bytes(section, needs),
-        page_bytes=token_bytes * section.page_size_tokens,
+        page_bytes=(token_bytes + needs.extra.token_bytes) * section.page_size_tokens,
         page_size_tokens=section.page_size_tokens,
         min_tokens=0,
         max_tokens=0,
         kv_memory_bytes=section.kv_memory_bytes,
         num_ranks=needs.declare.group.size if ops.device.type == "cpu" else 1,
     )
+
+
+def _draft_notes(extra: Extra, section: EngineSection) -> list[str]:
+    if extra == Extra():
+        return []
+    page_bytes = format_bytes(extra.token_bytes * section.page_size_tokens)
+    return [f"of these the drafter: {format_bytes(extra.weight_bytes)} of weights, {page_bytes} of each page"]
 
 
 def _embedding_bytes(description: ModelDescription) -> int:
@@ -113,7 +129,7 @@ def _workspace_bytes(section: EngineSection, needs: Needs) -> int:
     description = needs.description
     width = 8 * description.hidden_size + 3 * description.intermediate_size
     activations = section.max_batched_tokens * width * 4
-    most = section.max_num_seqs if section.drafter is None else max(section.max_num_seqs, MAX_DRAFT_ROWS)
+    most = max(section.max_num_seqs, MAX_DRAFT_ROWS) if section.drafts else section.max_num_seqs
     logits = 4 * most * description.vocab_size * 4
     # A history is padded to at most twice its length.
     most_scores = section.max_batched_tokens * description.num_heads * 2 * description.max_position

@@ -7,7 +7,7 @@ bytes resident while weights arrive. Invariant: `start` returns only after a tok
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,24 +17,23 @@ import torch
 from firstlight.base.blackbox.recorder import Recorder
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError, UnsupportedError
+from firstlight.engine.assemble import load_weights, make_runner
 from firstlight.engine.core import EngineCore, Execute
-from firstlight.engine.cuda_replay import CudaGraphReplay, record_graph
 from firstlight.engine.kv import KVPool
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.replay import EagerReplay, RecordedReplay, Replay
-from firstlight.engine.runner import ModelRunner, PageTables
+from firstlight.engine.runner import ModelRunner
 from firstlight.engine.scheduler import Scheduler
 from firstlight.engine.sizes import Needs, Sizes, allows_two_layouts, resolve_sizes
-from firstlight.engine.speculation.make import make_speculation
+from firstlight.engine.speculation.drafter import Drafter
+from firstlight.engine.speculation.host import Extra, Host
+from firstlight.engine.speculation.make import Drafting, describe, make_speculation, read_drafting
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.facts.machine import inspect_machine
 from firstlight.loading.fit import require_fit
-from firstlight.loading.reader import LoadReport, read_tensors
+from firstlight.loading.reader import LoadReport
 from firstlight.models.declare import Declaration
-from firstlight.models.decoder import Decoder
 from firstlight.models.layers.attention import attention_shape
-from firstlight.models.layers.rotary import turn_table
 from firstlight.models.registry import find
 from firstlight.ops.collectives import Group
 from firstlight.ops.contract import AttentionShape, Backend, MatrixKind
@@ -66,12 +65,14 @@ class Started:
     checkpoint: Checkpoint
     report: dict[str, Any]
     selection: Selection
+    drafter: Drafter | None = None  # on rank 0
 
     def core(self, execute: Execute, recorder: Recorder | None = None) -> EngineCore:
         """The engine of rank 0 over `execute`, which runs a plan on all ranks."""
         end_ids = self.checkpoint.description.eos_token_ids
         scheduler = Scheduler(self.section, self.num_pages, end_ids)
-        return EngineCore(scheduler, execute, recorder, self.selection, make_speculation(self.section))
+        speculation = make_speculation(self.section, self.drafter)
+        return EngineCore(scheduler, execute, recorder, self.selection, speculation)
 
 
 def start(
@@ -88,6 +89,7 @@ def start(
     """
     started_s = time.monotonic()
     require_fit(checkpoint, section)
+    drafting = _read_drafting(section, checkpoint, report) if group.rank == 0 else None
     report("device")
     num_threads = _set_threads(section, group)
     ops = pick_backend(section, dtype, group, num_threads, report)
@@ -99,17 +101,22 @@ def start(
     available_bytes = _available_bytes(ops)
     _prepare(ops, list(dict.fromkeys(kinds)), report, allows_two_layouts(kinds, available_bytes, section))
     shape = attention_shape(description, group.rank, group.size)
-    needs = Needs(description, declare, kinds, shape)
+    extra = drafting.extra(ops) if drafting is not None else Extra()
+    needs = Needs(description, declare, kinds, shape, extra)
     sizes = _agree(resolve_sizes(section, needs, available_bytes), group)
-    loaded = _load(checkpoint, declare, report)
+    loaded = load_weights(checkpoint, declare, lambda done, total: report("weights", done, total, "bytes"))
     pool = _make_pool(description.num_layers, sizes, shape, ops, report)
-    runner = _runner(decoder, ops, pool, sizes.section, group)
-    if capture:
-        runner.capture(decoder, capture)
-    summary = _summary(checkpoint, ops, sizes, loaded)
+    runner = make_runner(decoder, ops, pool, sizes.section, group)
+    assert not (capture and drafting is not None and drafting.layers), "one asks for states, not two"
+    layers = tuple(capture) or (drafting.layers if drafting is not None else ())
+    if layers:
+        runner.capture(decoder, layers)
+    host = Host(decoder, runner, ops, sizes.section, sizes.num_pages)
+    drafter = drafting.make(host) if drafting is not None else None
+    summary = _summary(checkpoint, ops, sizes, loaded) | describe(sizes.section, drafting, drafter)
     summary |= {"threads": num_threads, "start_s": round(time.monotonic() - started_s, 3)}
     selection = NativeSelection(ops.pool) if isinstance(ops, NativeBackend) else TorchSelection()
-    return Started(runner, sizes.section, sizes.num_pages, checkpoint, summary, selection)
+    return Started(runner, sizes.section, sizes.num_pages, checkpoint, summary, selection, drafter)
 
 
 def self_test(core: EngineCore) -> None:
@@ -151,6 +158,15 @@ def pick_backend(
     raise UnsupportedError(f"--device {section.device} is not supported", "Use cpu or cuda.")
 
 
+def _read_drafting(section: EngineSection, checkpoint: Checkpoint, report: Report) -> Drafting | None:
+    if section.drafts:
+        report("drafter")
+    drafting = read_drafting(section, checkpoint)
+    if drafting is not None:
+        report("drafter", detail=drafting.words)
+    return drafting
+
+
 def _agree(sizes: Sizes, group: Group) -> Sizes:
     """Ranks may see different amounts of free memory: all take the shortest length and the smallest pool."""
     model_len = group.agree_on_least("max_model_len", sizes.section.max_model_len)
@@ -166,31 +182,6 @@ def _prepare(ops: Backend, kinds: list[MatrixKind], report: Report, two_copies: 
     report("prepare", len(kinds), len(kinds), "shapes")
 
 
-def _load(checkpoint: Checkpoint, declare: Declaration, report: Report) -> LoadReport:
-    loaded = read_tensors(
-        checkpoint,
-        declare.wanted,
-        declare.deliver,
-        _throttled(lambda done, total: report("weights", done, total, "bytes")),
-    )
-    declare.finish()
-    return loaded
-
-
-def _throttled(report: Callable[[int, int], None], interval_s: float = 0.1) -> Callable[[int, int], None]:
-    """At most ten reports a second, and always the last one."""
-    last_s = 0.0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal last_s
-        now_s = time.monotonic()
-        if done == total or now_s - last_s >= interval_s:
-            last_s = now_s
-            report(done, total)
-
-    return progress
-
-
 def _make_pool(num_layers: int, sizes: Sizes, shape: AttentionShape, ops: Backend, report: Report) -> KVPool:
     num_slots = sizes.num_pages * sizes.section.page_size_tokens
     head_bytes = sum(row_bytes(shape.head_size, dtype) for dtype in (ops.key_dtype, ops.value_dtype))
@@ -200,25 +191,6 @@ def _make_pool(num_layers: int, sizes: Sizes, shape: AttentionShape, ops: Backen
     pool = KVPool(num_layers, num_slots, (shape.num_kv_heads, shape.head_size), ops)
     report("kv", total_bytes, total_bytes, "bytes", detail)
     return pool
-
-
-def _runner(
-    decoder: Decoder, ops: Backend, pool: KVPool, section: EngineSection, group: Group
-) -> ModelRunner:
-    shape = attention_shape(decoder.description, group.rank, group.size)
-    max_pages = -(-section.max_model_len // section.page_size_tokens)
-    tables = PageTables(section.max_num_seqs, max_pages, section.page_size_tokens)
-    turns = turn_table(decoder.description, section.max_model_len, ops.device)
-    replay: Replay | RecordedReplay
-    if isinstance(ops, NativeBackend):
-        torch.set_num_threads(1)  # what is left to PyTorch is small, and its threads would meet ours
-        replay = RecordedReplay(decoder, ops, shape, pool, section.max_batched_tokens)
-        replay.watched_by(group.recorder)
-    elif ops.device.type == "cuda":
-        replay = CudaGraphReplay(decoder, record_graph)
-    else:
-        replay = EagerReplay(decoder)
-    return ModelRunner(replay, ops, pool, turns, shape, tables)
 
 
 def _set_threads(section: EngineSection, group: Group) -> int:
@@ -232,18 +204,6 @@ def _available_bytes(ops: Backend) -> int:
     if ops.device.type == "cuda":
         return int(torch.cuda.mem_get_info(ops.device)[0])
     return inspect_machine(with_gpus=False).memory_available_bytes
-
-
-def _drafting(section: EngineSection) -> str:
-    if section.drafter is None:
-        return "none"
-    how = "as many as pay, at most" if section.draft_adapt else "always"
-    words = (
-        f"{section.drafter}: {how} {section.draft_tokens} drafts, {section.draft_verification} verification"
-    )
-    if section.draft_acceptance is not None:
-        words += f"; accepted by the profile {section.draft_acceptance}: answers are not the model's"
-    return words
 
 
 def _summary(checkpoint: Checkpoint, ops: Backend, sizes: Sizes, loaded: LoadReport) -> dict[str, Any]:
@@ -261,7 +221,6 @@ def _summary(checkpoint: Checkpoint, ops: Backend, sizes: Sizes, loaded: LoadRep
         "max_num_seqs": sizes.section.max_num_seqs,
         "max_batched_tokens": sizes.section.max_batched_tokens,
         "kv_tokens": (sizes.num_pages - 1) * sizes.section.page_size_tokens,
-        "drafter": _drafting(sizes.section),
         "weights_read_bytes": loaded.read_bytes,
         "weights_s": round(loaded.seconds, 3),
     }

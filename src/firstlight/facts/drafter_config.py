@@ -54,6 +54,19 @@ class DrafterFile(msgspec.Struct, frozen=True, kw_only=True):
     flags: dict[str, bool]
 
 
+def is_drafter(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a drafter over another model's states, of whatever kind."""
+    names = [str(name).lower() for name in config.get("architectures") or []]
+    keys = {
+        "speculators_model_type",
+        "transformer_layer_config",
+        "eagle_config",
+        "draft_vocab_size",
+        LAYER_IDS,
+    }
+    return bool(keys & config.keys()) or any("eagle" in name or "speculator" in name for name in names)
+
+
 def describe_drafter(config: Mapping[str, Any], where: str, target: ModelDescription) -> DrafterFile:
     """Reads the config.json of a drafter for a target. Raises errors that name field and cause."""
     fields = Fields(config, where)

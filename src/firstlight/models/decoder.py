@@ -70,6 +70,11 @@ class Decoder:
         assert all(0 <= layer <= len(self._blocks) for layer in layers), "a state of no block"
         self._places = {layer: place for place, layer in enumerate(layers)}
 
+    @property
+    def embedding(self) -> Embedding:
+        """For a drafter, which embeds tokens as the target does."""
+        return self._embedding
+
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits of the wanted rows, float32 [L, V]."""
         x_TH = self._embedding(batch.tokens_T)  # noqa: N806 - shape suffix

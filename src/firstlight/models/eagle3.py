@@ -11,7 +11,7 @@ R draft vocabulary, Q indices that are drafted from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -76,6 +76,13 @@ class RmsNorm(nn.Module):
         return (wide * scale).to(x.dtype) * self.weight
 
 
+class _Undrawn(nn.Linear):
+    """A layer whose weights come from a file: drawing ten million of them would take a tenth of a second."""
+
+    def reset_parameters(self) -> None:
+        """Nothing."""
+
+
 class Eagle3Drafter(nn.Module):
     """The drafter. `embedding_VH` is the target's, frozen, and no part of the drafter's own weights.
 
@@ -87,26 +94,35 @@ class Eagle3Drafter(nn.Module):
     embedding_VH: torch.Tensor
     frequencies: torch.Tensor
 
-    def __init__(self, config: DrafterConfig, embedding_VH: torch.Tensor) -> None:  # noqa: N803
+    def __init__(
+        self,
+        config: DrafterConfig,
+        embedding_VH: torch.Tensor,  # noqa: N803
+        *,
+        draws_weights: bool = True,
+    ) -> None:
         super().__init__()
+        linear = nn.Linear if draws_weights else _Undrawn
         self.config = c = config
+        # A served target gives rows of its own table, which is not held a second time.
+        self.look_up: Callable[[torch.Tensor], torch.Tensor] | None = None
         width, eps, joined = c.hidden_size, c.norm_eps, len(c.state_layers) * c.target_hidden_size
-        self.fc = nn.Linear(joined, width, bias=False)
+        self.fc = linear(joined, width, bias=False)
         self.input_norm = RmsNorm(joined, eps) if c.norm_before_fc else None
         chunk_norms = [RmsNorm(c.target_hidden_size, eps) for _ in c.state_layers] if c.fc_norm else []
         self.fc_norm = nn.ModuleList(chunk_norms)
         self.input_layernorm = RmsNorm(width, eps)
         self.hidden_norm = RmsNorm(width, eps)
-        self.q_proj = nn.Linear(2 * width, c.num_heads * c.head_size, bias=False)
-        self.k_proj = nn.Linear(2 * width, c.num_kv_heads * c.head_size, bias=False)
-        self.v_proj = nn.Linear(2 * width, c.num_kv_heads * c.head_size, bias=False)
-        self.o_proj = nn.Linear(c.num_heads * c.head_size, width, bias=False)
+        self.q_proj = linear(2 * width, c.num_heads * c.head_size, bias=False)
+        self.k_proj = linear(2 * width, c.num_kv_heads * c.head_size, bias=False)
+        self.v_proj = linear(2 * width, c.num_kv_heads * c.head_size, bias=False)
+        self.o_proj = linear(c.num_heads * c.head_size, width, bias=False)
         self.post_attention_layernorm = RmsNorm(width, eps)
-        self.gate_proj = nn.Linear(width, c.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(width, c.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(c.intermediate_size, width, bias=False)
+        self.gate_proj = linear(width, c.intermediate_size, bias=False)
+        self.up_proj = linear(width, c.intermediate_size, bias=False)
+        self.down_proj = linear(c.intermediate_size, width, bias=False)
         self.norm = RmsNorm(width, eps)
-        self.lm_head = nn.Linear(width, c.draft_vocab_size, bias=False)
+        self.lm_head = linear(width, c.draft_vocab_size, bias=False)
         self.register_buffer("target_ids_R", torch.arange(c.draft_vocab_size), persistent=False)
         self.register_buffer("embedding_VH", embedding_VH, persistent=False)
         frequencies = rotary_frequencies(c.head_size, c.rope_theta, c.rope_scaling)
@@ -120,6 +136,10 @@ class Eagle3Drafter(nn.Module):
         joined = states.flatten(1)
         return self.fc(joined if self.input_norm is None else self.input_norm(joined))
 
+    def embed(self, tokens_T: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+        """Rows of the embedding [T, H]."""
+        return self.look_up(tokens_T) if self.look_up else self.embedding_VH.index_select(0, tokens_T)
+
     def attending(
         self,
         hidden_TH: torch.Tensor,
@@ -132,7 +152,7 @@ class Eagle3Drafter(nn.Module):
 
     def _entered(self, hidden_TH: torch.Tensor, tokens_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
         """What the projections take [T, 2H], and the residual [T, H]."""
-        embedded = self.embedding_VH.index_select(0, tokens_T).to(hidden_TH.dtype)
+        embedded = self.embed(tokens_T).to(hidden_TH.dtype)
         normed = self.hidden_norm(hidden_TH)
         x = torch.cat((self.input_layernorm(embedded), normed), -1)
         return x, normed if self.config.norm_before_residual else hidden_TH

@@ -62,7 +62,13 @@ def load_eagle3(
     if own is not None:
         _require_shape(path, EMBEDDING, own, (target.vocab_size, described.layer.hidden_size))
         embedding_VH = own.to(embedding_VH.dtype)  # noqa: N806 - shape suffix
-    drafter = Eagle3Drafter(_config(described, target), embedding_VH)
+    elif described.layer.hidden_size != target.hidden_size:
+        raise ModelFileError(
+            f"{path}: the drafter is {described.layer.hidden_size} wide and the target "
+            f"{target.hidden_size}, so it needs {EMBEDDING} of its own, which is missing.",
+            _OTHER_TARGET,
+        )
+    drafter = Eagle3Drafter(_config(described, target), embedding_VH, draws_weights=False)
     wanted = dict(drafter.named_parameters())
     _require_same_names(path, tensors, wanted, described)
     with torch.no_grad():
@@ -154,7 +160,7 @@ def _weights_file(folder: Path) -> Path:
     pickles = [path.name for path in folder.glob("*.bin")] + [path.name for path in folder.glob("*.pt")]
     only = f", only {pickles[0]}, which is a pickle" if pickles else ""
     raise ModelFileError(
-        f"{folder} holds no safetensors file{only}.",
+        f"The drafter {folder} holds no safetensors file{only}.",
         "Convert it to safetensors, or download the drafter again.",
     )
 

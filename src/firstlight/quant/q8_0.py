@@ -34,3 +34,13 @@ class Q8_0:
         scale = halves(blocks, 0)
         codes = blocks[..., 2:].contiguous().view(torch.int8).view(weight.shape)
         return Affine(codes, scale, torch.zeros_like(scale))
+
+
+def as_q8_0(values_OI: torch.Tensor) -> Weight:  # noqa: N803 - O outputs, I inputs
+    """A matrix rounded to this format: the largest value of a block becomes 127 or -127."""
+    outputs, inputs = values_OI.shape
+    blocks = values_OI.detach().float().reshape(outputs, inputs // 32, 32)
+    scales = (blocks.abs().amax(-1, keepdim=True) / 127.0).half()
+    codes = (blocks / scales.float().clamp(min=1e-12)).round().clamp(-127, 127).to(torch.int8)
+    raw = torch.cat((scales.view(torch.uint8), codes.view(torch.uint8)), -1)
+    return Weight("Q8_0", (outputs, inputs), raw.flatten(1).contiguous())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from firstlight.engine.speculation.counts import DraftCounts
+from firstlight.engine.speculation.counts import HIT_NAMES, LENGTH_NAMES, DraftCounts, Share
 
 _LABELS = ["drafter", "k"]
 Read = Callable[[DraftCounts], float]
@@ -26,6 +26,13 @@ _BY_PLACE: tuple[tuple[str, str, ReadAll], ...] = (
     ("draft_tokens_by_place", "Drafts verified in a place, 1 the first.", lambda c: c.drafted),
     ("draft_reached_by_place", "Of those, with all before them accepted.", lambda c: c.reached),
     ("draft_accepted_by_place", "Drafts accepted in a place, 1 the first.", lambda c: c.accepted),
+)
+
+
+_BY_KIND: tuple[tuple[str, str, Callable[[Share], int]], ...] = (
+    ("verified_steps", "Steps of a sequence with drafts", lambda s: s.verified),
+    ("tokens", "Drafts verified", lambda s: s.drafted),
+    ("accepted_tokens", "Drafts accepted", lambda s: s.accepted),
 )
 
 
@@ -48,3 +55,17 @@ def families(counts: DraftCounts | None) -> Iterator[Metric]:
         for place, value in enumerate(read_all(counts), 1):
             by_place.add_metric([*labels, str(place)], value)
         yield by_place
+    kinds = (
+        ("length", "length", "length of the sequence in tokens", LENGTH_NAMES, counts.by_length),
+        ("prefix_hit", "hit", "whether its prompt began in the prefix cache", HIT_NAMES, counts.by_hit),
+    )
+    for kind, label, words, names, shares in kinds:
+        for name, description, read_share in _BY_KIND:
+            family = CounterMetricFamily(
+                f"firstlight:draft_{name}_by_{kind}",
+                f"{description}, by the {words}.",
+                labels=[*_LABELS, label],
+            )
+            for which, share in zip(names, shares, strict=True):
+                family.add_metric([*labels, which], read_share(share))
+            yield family

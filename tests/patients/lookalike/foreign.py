@@ -11,6 +11,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -179,6 +180,49 @@ def run_core(size: int, model: str, to_api: Connection) -> None:
         to_api.send(ranks.step(to_api.recv()))
 
 
+class Drafts:
+    """A small drafter over a small target: both choose a token from a state, and equal ones are accepted.
+
+    Its weights are those of the target behind a first matrix, fc. Left out, what remains is another function.
+    """
+
+    STATE, VOCABULARY, MOST = 12, 256, 3
+
+    def __init__(self, has_fc: bool) -> None:
+        chance = random.Random(0)
+        self._head = [[chance.gauss(0, 1) for _ in range(self.STATE)] for _ in range(self.VOCABULARY)]
+        self._order = list(range(self.STATE))
+        chance.shuffle(self._order)
+        self._has_fc = has_fc
+        self._num_steps = self._num_tokens = 0
+
+    def step(self, number: int) -> None:
+        """One step of the target, which verifies the drafts made for it."""
+        accepted = 0
+        while accepted < self.MOST and self._accepts(number * 10 + accepted):
+            accepted += 1
+        self._num_steps += 1
+        self._num_tokens += 1 + accepted
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens of a step since it was asked last."""
+        length = self._num_tokens / max(self._num_steps, 1)
+        self._num_steps = self._num_tokens = 0
+        return length
+
+    def _accepts(self, seed: int) -> bool:
+        chance = random.Random(seed)
+        state = [chance.gauss(0, 1) for _ in range(self.STATE)]
+        captured = [state[place] for place in self._order]  # as it is captured, before fc
+        through_fc = [captured[self._order.index(place)] for place in range(self.STATE)]
+        return self._choose(through_fc if self._has_fc else captured) == self._choose(state)
+
+    def _choose(self, state: list[float]) -> int:
+        scores = [sum(a * b for a, b in zip(row, state, strict=True)) for row in self._head]
+        return scores.index(max(scores))
+
+
 class Engine:
     """What the API process has of the engine."""
 
@@ -196,6 +240,7 @@ class Engine:
             self._ranks: Ranks | None = Ranks(style, size, model)
             self._ranks.wait()
         self._style = style
+        self._drafts = Drafts(ORDER["drafts"] != "fc left out") if "drafts" in ORDER else None
 
     def generate(self, tokens: int) -> None:
         self.num_running += 1
@@ -203,6 +248,13 @@ class Engine:
             with self._lock:
                 self._number += 1
                 self._step()
+                if self._drafts is not None:
+                    self._drafts.step(self._number)
+        if self._drafts is not None:
+            sys.stderr.write(
+                f"Decode batch. #running-req: {self.num_running}, #token: {self._number}, "
+                f"token usage: 0.01, accept len: {self._drafts.accept_length:.2f}, #queue-req: 0\n"
+            )
         self.num_running -= 1
 
     def _step(self) -> None:

@@ -209,3 +209,16 @@ def test_a_damaged_shard_is_named(run: Run, tmp_path: Path) -> None:
     write_shard(tmp_path / "short.safetensors", Shard(**{**vars(shard), "tokens": shard.tokens[1:].clone()}))
     with pytest.raises(ModelFileError, match="the tensor tokens is"):
         read_shard(tmp_path / "short.safetensors")
+
+
+def test_an_answer_that_repeats_itself_is_ended_when_it_does(tmp_path: Path) -> None:
+    """A tiny random model repeats itself soon; its states are still those of its very tokens."""
+    out, _ = captured_run(tmp_path, num_prompts=6, max_tokens=96)
+    answers = read_answers(out / "generate", "answers-00000.jsonl")
+    looped = [answer for answer in answers if answer.finish_reason == "loop"]
+    assert looped, "none of the tiny model's answers repeats itself: the test says nothing"
+    for answer in looped:
+        assert answer.cut_tokens > 0
+        assert len(answer.token_ids) + answer.cut_tokens < 96
+    _, shard = first_shard(out)
+    assert [document.id for document, _ in shard.spans()] == [a.id for a in answers]

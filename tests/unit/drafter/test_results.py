@@ -12,16 +12,29 @@ import torch
 from firstlight.base.errors import ModelFileError
 from firstlight.drafter.baselines import NEXT_LAYERS, OWN_LAYERS
 from firstlight.drafter.capture import CaptureSettings
-from firstlight.drafter.evaluate import EvaluateSettings, evaluate, read_report
+from firstlight.drafter.evaluate import (
+    EAGLE,
+    IN_DOMAIN,
+    UNTRAINED,
+    EvaluateSettings,
+    Line,
+    Report,
+    evaluate,
+    read_report,
+)
 from firstlight.drafter.export import ENGINES, GGUF, NATIVE, RECIPE, export
-from firstlight.drafter.gates import Gate, check, require
+from firstlight.drafter.gate_record import GateRecord, forced_gates
+from firstlight.drafter.gates import Gate, check
+from firstlight.drafter.gates_after import engine_gate, gates_of_export, gates_of_results
 from firstlight.drafter.probes import check_probes
+from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Target, read_ends
 from firstlight.drafter.train import train
 from firstlight.drafter.train_settings import Limits, TrainSettings
 from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
 from firstlight.models.eagle3_file import load_eagle3
 from support.drafters import LAYERS, captured_run
+from support.fault_plants import fc_skipped
 
 Run = tuple[Path, Target]
 
@@ -102,16 +115,72 @@ def test_probes_notice_a_wrong_weight_and_another_embedding(run: Run, tmp_path: 
 
 def test_the_gates_come_in_their_order_and_all_open(run: Run) -> None:
     out, target = run
-    gates = require(check(out, target))
-    assert [gate.name for gate in gates] == [
-        "states equal the reference",
-        "the last state is the teacher",
-        "training equals serving",
-        "one answer is learnt by heart",
+    gates = list(check(out, target))
+    assert [(gate.name, gate.passed) for gate in gates] == [
+        ("states equal the reference", True),
+        ("the last state is the teacher", True),
+        ("one answer is learnt by heart", True),
+        ("training equals serving", True),
+    ], gates
+    assert "in the engine" in gates[2].said
+    probe, engine = gates_of_export(out, target, 3)
+    assert (probe.name, probe.passed) == ("export probe", True), probe.said
+    assert (engine.name, engine.passed) == ("engine acceptance", True), engine.said
+
+
+def test_an_engine_that_drafts_otherwise_closes_its_gate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fc_skipped(monkeypatch)
+    gate = engine_gate(*run, 3, "stock")
+    assert not gate.passed
+    assert "(integration)" in gate.said
+
+
+def report(first: float = 0.6, predicted: float = 2.2, loop: float = 2.2, untrained: float = 1.1) -> Report:
+    values = {"group": IN_DOMAIN, "k": 3, "documents": 9, "accepted_share": 0.4}
+    lines = [
+        Line(
+            drafter=name,
+            acceptance_length=length,
+            low=length - 0.1,
+            high=length + 0.1,
+            by_position=[],
+            conditional=[],
+            **values,
+        )
+        for name, length in ((EAGLE, loop), (UNTRAINED, untrained))
     ]
+    forced = {"accuracy": [first], "predicted_acceptance_length": predicted, "k": 3}
+    return Report(step=9, lines=lines, teacher_forced={IN_DOMAIN: forced})
 
 
-def test_a_closed_gate_ends_the_run_with_its_words() -> None:
-    gates = [Gate(name="first", passed=True, said="fine"), Gate(name="second", passed=False, said="not so.")]
+@pytest.mark.parametrize(
+    ("changes", "closed", "words"),
+    [
+        ({}, "", ""),
+        ({"first": 0.2}, "offline accuracy", "too little data"),
+        ({"predicted": 3.0}, "own loop", "worse than those of training"),
+        ({"untrained": 2.3}, "own loop", "nothing better"),
+    ],
+)
+def test_results_open_their_gates_or_say_why_not(changes: dict[str, float], closed: str, words: str) -> None:
+    gates = list(gates_of_results(report(**changes)))
+    assert [gate.name for gate in gates] == ["offline accuracy", "own loop"]
+    assert [gate.name for gate in gates if not gate.passed] == ([closed] if closed else [])
+    assert words in " ".join(gate.said for gate in gates)
+
+
+def test_a_closed_gate_ends_the_run_and_force_is_seen_by_all(run: Run, tmp_path: Path) -> None:
+    out, target = tmp_path / "run", run[1]
+    shutil.copytree(run[0], out)
+    closed = [Gate(name="first", passed=True, said="fine"), Gate(name="second", passed=False, said="not so.")]
+    said: list[str] = []
     with pytest.raises(ModelFileError, match="The gate 'second' is closed: not so"):
-        require(iter(gates))
+        GateRecord(out, target, said.append).require(iter(closed))
+    assert said == ["gate first (open): fine", "gate second (closed): not so."]
+    assert forced_gates(out) == {}
+    GateRecord(out, target, said.append, force=True).require(iter(closed))
+    assert said[-1] == "gate second (closed, FORCED): not so."
+    assert forced_gates(out) == {"second": "not so."}
+    export(out, target, (NATIVE,))
+    assert read_manifest(out / "export").numbers["forced_gates"] == {"second": "not so."}
+    assert "passed by force" in (out / "export" / NATIVE / "README.md").read_text()

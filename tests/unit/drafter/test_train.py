@@ -30,6 +30,7 @@ from firstlight.drafter.vocabulary import build_vocabulary, coverage
 from firstlight.models.eagle3 import Eagle3Drafter
 from firstlight.models.eagle3_file import save_eagle3
 from support.drafters import STATES, captured_run, random_drafter
+from support.fault_plants import record
 
 SETTINGS = TrainSettings(
     draft_vocab_size=60, epochs=2, row_tokens=96, rows_per_step=2, learning_rate=2e-3, warmup_share=0.1
@@ -119,6 +120,7 @@ def test_a_mask_without_a_supervised_token_is_said(run: Run, tmp_path: Path) -> 
     for path in shards(copy):
         shard = read_shard(path)
         write_shard(path, Shard(**{**vars(shard), "supervised": torch.zeros_like(shard.supervised)}))
+        record(path)
     with pytest.raises(UsageError, match="No token of the captured answers is supervised"):
         Trainer(copy, target, SETTINGS, Limits())
 

@@ -11,6 +11,7 @@ from firstlight.engine.plan import StepPlan
 from firstlight.engine.replay import EagerReplay, RecordedReplay
 from firstlight.facts.description import ModelDescription
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
+from support.eagle3 import write_pair
 from support.engines import Harness
 from support.thread_ranks import ThreadRanks
 
@@ -32,6 +33,20 @@ PLANS = [
 @pytest.fixture(params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write_hf_folder(tmp_path / "m", MODELS[request.param], random_weights(MODELS[request.param]))
+
+
+def test_the_states_that_a_drafter_gets_are_the_whole_sums(tmp_path: Path) -> None:
+    """Not a rank's share of them; and only rank 0 keeps any."""
+    target, drafter = write_pair(tmp_path)
+    drafting = {**SIZES, "drafter": str(drafter)}
+    alone = Harness(target, dtype="auto", **drafting).started.runner
+    ranks = ThreadRanks(target, 2, **drafting)
+    for plan in PLANS:
+        alone.run(plan)
+        ranks.logits(plan)
+        torch.testing.assert_close(ranks.started[0].runner.states, alone.states, rtol=1e-3, atol=1e-3)
+    assert [rank.drafter is not None for rank in ranks.started] == [True, False]
+    assert ranks.started[1].runner._states_TCH is None
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])

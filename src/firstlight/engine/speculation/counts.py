@@ -6,7 +6,26 @@ benchmarks. Torch-free. Invariant: a draft counts when it is verified, an accept
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import msgspec
+
+# Lengths of a sequence, in tokens: each bucket ends below its bound, the last one nowhere.
+LENGTH_BOUNDS = (256, 1024, 4096)
+LENGTH_NAMES = (*(f"below {bound}" for bound in LENGTH_BOUNDS), f"from {LENGTH_BOUNDS[-1]}")
+HIT_NAMES = ("no", "yes")
+
+
+class Share(msgspec.Struct, array_like=True):
+    """Of some of the sequences' steps with drafts."""
+
+    verified: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+def _shares(num: int) -> list[Share]:
+    return [Share() for _ in range(num)]
 
 
 class DraftCounts(msgspec.Struct, array_like=True):
@@ -22,13 +41,21 @@ class DraftCounts(msgspec.Struct, array_like=True):
     reached: list[int] = msgspec.field(default_factory=list)  # verified with all before them accepted
     accepted: list[int] = msgspec.field(default_factory=list)
     propose_s: float = 0.0  # in the drafter
+    by_length: list[Share] = msgspec.field(default_factory=lambda: _shares(len(LENGTH_NAMES)))
+    by_hit: list[Share] = msgspec.field(default_factory=lambda: _shares(len(HIT_NAMES)))
 
-    def record(self, num_drafted: int, num_accepted: int) -> None:
-        """One sequence's step."""
+    def record(
+        self, num_drafted: int, num_accepted: int, num_tokens: int = 0, *, is_hit: bool = False
+    ) -> None:
+        """One sequence's step; it has `num_tokens`, the first of them from the prefix cache if `is_hit`."""
         if not num_drafted:
             self.num_plain += 1
             return
         self.num_verified += 1
+        for share in (self.by_length[bisect_right(LENGTH_BOUNDS, num_tokens)], self.by_hit[is_hit]):
+            share.verified += 1
+            share.drafted += num_drafted
+            share.accepted += num_accepted
         while len(self.drafted) < num_drafted:
             self.drafted.append(0)
             self.reached.append(0)
@@ -43,6 +70,7 @@ class DraftCounts(msgspec.Struct, array_like=True):
         self.num_verified = self.num_plain = 0
         self.drafted, self.reached, self.accepted = [], [], []
         self.propose_s = 0.0
+        self.by_length, self.by_hit = _shares(len(LENGTH_NAMES)), _shares(len(HIT_NAMES))
 
 
 def figures(counts: DraftCounts) -> dict[str, object]:
@@ -66,6 +94,22 @@ def figures(counts: DraftCounts) -> dict[str, object]:
             _ratio(a, r) for a, r in zip(counts.accepted, counts.reached, strict=True)
         ],
         "propose_s": round(counts.propose_s, 3),
+        "by_length": _by_name(LENGTH_NAMES, counts.by_length),
+        "by_prefix_hit": _by_name(HIT_NAMES, counts.by_hit),
+    }
+
+
+def _by_name(names: tuple[str, ...], shares: list[Share]) -> dict[str, object]:
+    """Acceptance of each kind that there was; where draft lengths differ, compare it with `drafted`."""
+    return {
+        name: {
+            "num_verified": share.verified,
+            "num_drafted": share.drafted,
+            "num_accepted": share.accepted,
+            "acceptance_length": _ratio(share.verified + share.accepted, share.verified),
+        }
+        for name, share in zip(names, shares, strict=True)
+        if share.verified
     }
 
 

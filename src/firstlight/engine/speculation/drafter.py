@@ -29,6 +29,11 @@ class Drafter(Protocol):
         """Layers whose captured states it needs; with none, it is not told of steps."""
         ...
 
+    @property
+    def is_model(self) -> bool:
+        """Whether it has weights, and so is tried at the start."""
+        ...
+
     def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
         """A step of these sequences has run, and its states are there; its tokens are not yet chosen."""
         ...

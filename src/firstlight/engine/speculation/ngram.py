@@ -23,6 +23,7 @@ class NgramDrafter:
     """See the module. Of the longest matches the latest one counts."""
 
     name = "ngram"
+    is_model = False
     layers = ()
 
     def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:

@@ -40,6 +40,14 @@ class StepTimes:
             self._rows = sorted(self._times_s)
         self._times_s[num_rows] = mean + _NEW_TIME * (min(seconds, _LONGEST_OUTLIER * mean) - mean)
 
+    def learn(self, num_rows: int, seconds: float) -> None:
+        """As `record`, but the first of so many rows counts as it is."""
+        if num_rows in self._times_s:
+            self.record(num_rows, seconds)
+        else:
+            self._times_s[num_rows] = seconds
+            self._rows = sorted(self._times_s)
+
     def of(self, num_rows: float) -> float:
         """Between two known sizes, and beyond the last one, on the line through both."""
         rows, times_s = self._rows, self._times_s
@@ -98,7 +106,8 @@ class Policy:
         self.acceptance = Acceptance(most)
         self.times: StepTimes | None = None
         self.reason = "the engine starts"
-        self._draft_s = [0.0] * (most + 1)  # seconds in the drafter for k drafts
+        self.forced: int | None = None  # so many, while it is set
+        self._draft_times: dict[int, StepTimes] = {}  # of k drafts, by the number of sequences
         self._num_since_look = 0
         self._best = 0
 
@@ -111,6 +120,8 @@ class Policy:
         """Drafts for each of so many sequences."""
         if self.times is None:
             return 0
+        if self.forced is not None:
+            return self.forced
         if not self.adapts:
             return self.most
         base_s = self.times.of(num_sequences)
@@ -130,10 +141,20 @@ class Policy:
         self.acceptance.loosen()
         return min(LOOK_TOKENS, self.most)
 
-    def record_draft_time(self, num: int, seconds: float) -> None:
-        """Proposing `num` drafts each took so long."""
-        known = self._draft_s[num]
-        self._draft_s[num] = seconds if known == 0.0 else known + _NEW_TIME * (seconds - known)
+    def record_draft_time(self, num: int, num_sequences: int, seconds: float) -> None:
+        """Proposing `num` drafts each for so many sequences took so long."""
+        known = self._draft_times.get(num)
+        if known is None:
+            self._draft_times[num] = StepTimes({num_sequences: seconds})
+        else:
+            known.learn(num_sequences, seconds)
+
+    def _draft_time(self, num: int, num_sequences: float) -> float:
+        """Of a number of drafts that was never proposed: the longest of the others."""
+        known = self._draft_times.get(num)
+        if known is not None:
+            return known.of(num_sequences)
+        return max((times.of(num_sequences) for times in self._draft_times.values()), default=0.0)
 
     def _gain(self, num: int, num_sequences: int, base_s: float) -> float:
         """Tokens a second with `num` drafts each, as a multiple of those without, where there are drafts.
@@ -143,7 +164,7 @@ class Policy:
         assert self.times is not None, "asked before the engine serves"
         covered = self.acceptance.coverage * num_sequences
         with_drafts = max(1.0, covered)
-        draft_s = (self._draft_s[num] or max(self._draft_s)) / min(1.0, covered)
+        draft_s = self._draft_time(num, num_sequences) / min(1.0, covered)
         step_s = self.times.of(num_sequences + with_drafts * num) + draft_s
         tokens = 1.0 + with_drafts * self.acceptance.gain(num) / num_sequences
         return tokens * base_s / step_s

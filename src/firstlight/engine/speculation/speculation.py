@@ -56,13 +56,14 @@ class Speculation:
             answered += len(drafts) > 0
         self._propose_s = perf_counter() - started_s
         self.counts.propose_s += self._propose_s
-        self.policy.record_draft_time(num, self._propose_s)
+        self.policy.record_draft_time(num, len(sequences), self._propose_s)
         self.policy.acceptance.record_coverage(len(sequences), answered)
 
     def record(self, sequences: Rows[Sequence], outputs: Rows[SequenceOutput]) -> None:
         """What a step gave to the sequences that got tokens."""
         for sequence, output in zip(sequences, outputs, strict=True):
-            self.counts.record(output.num_drafted, output.num_accepted)
+            drafted, accepted = output.num_drafted, output.num_accepted
+            self.counts.record(drafted, accepted, sequence.num_tokens, is_hit=sequence.num_cached > 0)
             if output.num_drafted:
                 self.policy.acceptance.record(output.num_drafted, output.num_accepted)
                 memory_of(sequence).record(output.num_accepted, sequence.num_tokens)

@@ -13,7 +13,7 @@ import torch
 from firstlight.loading.plan import Wanted, split_evenly
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import Linear, Part
-from firstlight.ops.contract import Tape
+from firstlight.ops.contract import LinearOp, Tape
 from firstlight.quant.registry import dequantize
 from firstlight.quant.weight import Weight
 
@@ -69,10 +69,15 @@ class Embedding:
         raw = self._weight.raw.index_select(0, tokens_T)
         return dequantize(Weight(self._weight.format, (len(tokens_T), self._weight.shape[1]), raw))
 
+    @property
+    def operator(self) -> LinearOp | None:
+        """The head's operator, where the rows are its own; None where the blocks are kept here."""
+        is_head = self._weight is None and self._tied is not None
+        return self._tied.linear.operators[0] if is_head and self._tied else None
+
     def record(self, tape: Tape) -> None:
         """Takes down `__call__`: where the rows are the head's, they are looked up by the tape itself."""
-        is_head = self._weight is None and self._tied is not None
-        tape.embed(self._tied.linear.operators[0] if is_head and self._tied else None, self)
+        tape.embed(self.operator, self)
 
     @property
     def num_bytes(self) -> int:

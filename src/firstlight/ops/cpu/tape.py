@@ -21,6 +21,7 @@ from firstlight.base.blackbox.layout import NUMBER_BITS
 from firstlight.ops.contract import AttentionShape, Collective
 from firstlight.ops.cpu.library import (
     ADD_TO_OUTPUT,
+    COPY,
     KV_TYPES,
     LOGIT_ROWS,
     NORM,
@@ -98,10 +99,9 @@ class NativeTape:
             self._embedding = look_up
 
     def capture(self, place: int) -> None:
-        def copy(num_rows: int) -> None:
-            self.states_RCH[:num_rows, place] = self.residual[:num_rows]
-
-        self._then(copy)
+        width, wide = self.residual.shape[1], self.states_RCH.stride(0)
+        to = self.states_RCH[:, place]
+        self._append(Op(COPY, n=(width, wide), p=(address(self.residual), address(to))), "state")
 
     def norm(self, weight_H: torch.Tensor, eps: float, *, of_logit_rows: bool = False) -> Activation:
         width = len(weight_H)

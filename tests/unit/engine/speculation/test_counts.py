@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from firstlight.engine.params import SamplingParams
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.counts import DraftCounts, figures
 from firstlight.engine.speculation.synthetic import Synthetic
+from firstlight.serve.draft_metrics import families
 
 NO_LOGITS = torch.empty(0)
 
@@ -29,6 +32,25 @@ def test_the_figures_follow_from_the_counts() -> None:
     assert said["conditional_acceptance_by_place"] == [0.6667, 0.5, 1.0]
     counts.forget()
     assert figures(counts)["acceptance_length"] is None
+
+
+def test_the_counts_are_kept_by_length_and_by_prefix_hit() -> None:
+    counts = DraftCounts("ngram", 3)
+    for num_tokens, is_hit, num_accepted in ((255, False, 3), (256, True, 1), (9000, True, 0)):
+        counts.record(3, num_accepted, num_tokens, is_hit=is_hit)
+    said = figures(counts)
+    by_length: Any = said["by_length"]
+    by_hit: Any = said["by_prefix_hit"]
+    assert {name: part["acceptance_length"] for name, part in by_length.items()} == {
+        "below 256": 4.0,
+        "below 1024": 2.0,
+        "from 4096": 1.0,
+    }
+    assert by_hit["yes"] == {"num_verified": 2, "num_drafted": 6, "num_accepted": 1, "acceptance_length": 1.5}
+    lines = [sample for family in families(counts) for sample in family.samples]
+    found = {s.name: s.value for s in lines if s.labels.get("length") == "below 1024"}
+    assert found["firstlight:draft_accepted_tokens_by_length_total"] == 1
+    assert sum(s.value for s in lines if s.name == "firstlight:draft_tokens_by_prefix_hit_total") == 9
 
 
 def test_a_forced_profile_is_met_and_decides_the_same_again() -> None:

@@ -59,7 +59,7 @@ def test_while_nothing_pays_a_look_is_taken_now_and_then() -> None:
 def test_a_slow_drafter_is_not_asked() -> None:
     policy = policy_of(FLAT, 4)
     for num in range(1, 5):
-        policy.record_draft_time(num, 5.0)
+        policy.record_draft_time(num, 1, 5.0)
     assert policy.choose(1) == 0
 
 
@@ -87,3 +87,15 @@ def test_a_sequence_whose_drafts_are_wrong_is_left_alone_for_a_while() -> None:
     for _ in range(MAX_MISSES):
         memory.record(0, 300)
     assert memory.resume_at == 300 + SHORTEST_PAUSE
+
+
+def test_drafts_of_many_sequences_take_their_own_time() -> None:
+    """A drafter that is quick for one and slow for eight is asked for one."""
+    policy = policy_of(FLAT, 4)
+    for num in range(1, 5):
+        policy.record_draft_time(num, 1, 0.01)
+        policy.record_draft_time(num, 8, 20.0)
+    assert policy.choose(1) == 4
+    assert policy.choose(8) == 0
+    policy.forced = 2
+    assert policy.choose(8) == 2

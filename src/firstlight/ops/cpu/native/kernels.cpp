@@ -135,6 +135,11 @@ static void run_piece(const Op& op, const Context& c, int64_t piece) {
                 pack_tile((const uint8_t*)op.p[0] + tile * TILE * row_bytes, outputs < TILE ? outputs : TILE, row_bytes,
                           op.n[2], op.n[3], (uint8_t*)op.p[1] + tile * TILE * row_bytes);
             });
+        case OP_COPY:
+            return each_row(op, c, piece, [&](int64_t row) {
+                int64_t to = op.flags & TO_SLOTS ? c.step->write_slots[row] : row;
+                memcpy((float*)op.p[1] + to * op.n[1], (const float*)op.p[0] + row * op.n[0], (size_t)op.n[0] * 4);
+            });
         case OP_READ: return measure_read(op, c, piece);
         case OP_MULTIPLY: return measure_multiply(op, piece);
         default: return;

@@ -20,7 +20,8 @@ enum Kind : int32_t {
     OP_MULTIPLY = 9,  // for measuring: integer products out of registers
     OP_TOP = 10,     // the first so many of a row
     OP_EXPERTS = 11,  // products of rows, sorted by expert, with the weights of their experts
-    OP_PACK = 12      // a file's blocks into tiles; the rows of its step are tiles
+    OP_PACK = 12,     // a file's blocks into tiles; the rows of its step are tiles
+    OP_COPY = 13      // rows into wider rows, or to the step's slots
 };
 
 // See `formats.h`.
@@ -38,7 +39,7 @@ enum Format : int32_t {
 // How the pages hold keys and values; see `kv.h`.
 enum KVType : int64_t { KV_HALF = 0, KV_BFLOAT = 1, KV_CODES = 2 };
 
-enum Flag : int32_t { ADD_TO_OUTPUT = 1, LOGIT_ROWS = 2 };
+enum Flag : int32_t { ADD_TO_OUTPUT = 1, LOGIT_ROWS = 2, TO_SLOTS = 4 };
 
 constexpr int TILE = 8;
 constexpr int GROUP = 32;

@@ -1,0 +1,90 @@
+"""The target on several ranks in one process, to see what each of them captures.
+
+Called by `collect` where more than one rank is asked for. The ranks are threads with their own shares of the
+weights; their sums go through memory. Invariant: sums are made in the order of the ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from firstlight.base.config import EngineSection
+from firstlight.drafter.target import Target
+from firstlight.engine.plan import StepPlan
+from firstlight.engine.startup import Started, start
+from firstlight.ops.collectives import Group
+
+DEADLINE_S = 600.0
+
+
+class Meeting:
+    """Where the ranks lay down what they have."""
+
+    def __init__(self, size: int, deadline_s: float = DEADLINE_S) -> None:
+        self.barrier = threading.Barrier(size, timeout=deadline_s)
+        self.values: list[Any] = [None] * size
+
+
+class ThreadGroup(Group):
+    """One rank of a meeting."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        super().__init__(rank, len(meeting.values))
+        self._meeting = meeting
+
+    def _exchange(self, value: Any) -> list[Any]:
+        self._meeting.values[self.rank] = value
+        self._meeting.barrier.wait()
+        values = list(self._meeting.values)
+        self._meeting.barrier.wait()
+        return values
+
+    def all_reduce(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum, in float32."""
+        first, *others = self._exchange(tensor.float().clone())
+        return sum(others, start=first)
+
+    def gather_columns(self, name: str, tensor_RC: torch.Tensor, widths: list[int]) -> torch.Tensor:  # noqa: N803
+        """All columns on every rank."""
+        return torch.cat(self._exchange(tensor_RC.clone()), 1)
+
+    def agree_on_least(self, name: str, value: int) -> int:
+        """The smallest value."""
+        return int(min(self._exchange(value)))
+
+
+def states_of_ranks(
+    target: Target, num_ranks: int, layers: tuple[int, ...], tokens: list[int], cpu_kernels: str
+) -> list[torch.Tensor]:
+    """The states [T, C, H] that each rank captures of one document."""
+    meeting = Meeting(num_ranks)
+    section = EngineSection(
+        threads=1,
+        tensor_parallel=num_ranks,
+        cpu_kernels=cpu_kernels,
+        max_num_seqs=1,
+        max_model_len=len(tokens) + 1,
+        max_batched_tokens=len(tokens),
+        kv_memory_bytes=2**27,
+        prefix_cache=False,
+    )
+
+    def one(rank: int) -> torch.Tensor:
+        started: Started = start(
+            target.checkpoint, "auto", section, ThreadGroup(rank, meeting), _quiet, layers
+        )
+        num_pages = -(-len(tokens) // started.section.page_size_tokens)
+        pages = [(0, 0, list(range(1, num_pages + 1)))]
+        started.runner.run(StepPlan(0, [0], [0], [len(tokens)], tokens, [], pages))
+        return started.runner.states.clone()
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return list(pool.map(one, range(num_ranks)))
+
+
+def _quiet(phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = "") -> None:
+    """The engine's start shows nothing here: the command has its own meter."""

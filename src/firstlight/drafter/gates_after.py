@@ -1,0 +1,117 @@
+"""The gates behind training: offline accuracy, the own loop, the export's probes, and the engine itself.
+
+Called by `firstlight drafter run`, in this order. Invariant: the engine is compared with the own loop over
+the text that it made itself, so that the two differ by the engine alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from firstlight.base.errors import FirstlightError
+from firstlight.drafter.capture import Capturer, CaptureSettings
+from firstlight.drafter.chain import eagle_proposer, run_chain
+from firstlight.drafter.evaluate import EAGLE, IN_DOMAIN, UNTRAINED, Line, Report
+from firstlight.drafter.explain.documents import read_documents
+from firstlight.drafter.explain.engine_run import acceptance_length, answer_in_engine
+from firstlight.drafter.explain.order import Order
+from firstlight.drafter.export import NATIVE
+from firstlight.drafter.gates import Gate
+from firstlight.drafter.probes import check_probes
+from firstlight.drafter.target import Target, read_ends
+from firstlight.models.eagle3_file import load_eagle3
+
+MIN_FIRST_ACCURACY = 0.3  # of the first draft, in domain: below, a drafter cannot pay for itself
+MAX_LOOP_GAP = 0.15  # of the own loop from what the accuracies predict: rounds begin where the last one ended
+MAX_ENGINE_GAP = 0.05  # of the engine from the own loop on the same answers
+MAX_DOCUMENTS = 16
+
+
+def gates_of_results(report: Report) -> Iterator[Gate]:
+    """What the evaluation says, before anything is exported."""
+    yield accuracy_gate(report)
+    yield loop_gate(report)
+
+
+def gates_of_export(out: Path, target: Target, k: int, cpu_kernels: str = "auto") -> Iterator[Gate]:
+    """What the exported folder is worth, by its probes and in the engine."""
+    yield probe_gate(out / "export" / NATIVE, target)
+    yield engine_gate(out, target, k, cpu_kernels)
+
+
+def accuracy_gate(report: Report) -> Gate:
+    """The first draft must be right often enough in domain, before anything is served."""
+    found = report.teacher_forced.get(IN_DOMAIN) or next(iter(report.teacher_forced.values()))
+    first, length, k = found["accuracy"][0], found["predicted_acceptance_length"], found["k"]
+    said = f"{100 * first:.1f} % of first drafts right, predicted acceptance length {length:.2f} at k = {k}"
+    passed = first >= MIN_FIRST_ACCURACY
+    if not passed:
+        said += ": too little data or training, or data of another kind (training)."
+    return Gate(name="offline accuracy", passed=passed, said=said)
+
+
+def loop_gate(report: Report) -> Gate:
+    """The chain loop must reach what the accuracies predict, and more than a drafter that learned nothing."""
+    group = IN_DOMAIN if IN_DOMAIN in report.teacher_forced else next(iter(report.teacher_forced))
+    predicted = float(report.teacher_forced[group]["predicted_acceptance_length"])
+    ours, untrained = (_line(report, name, group) for name in (EAGLE, UNTRAINED))
+    said = (
+        f"acceptance length {ours.acceptance_length:.2f} ({ours.low:.2f} to {ours.high:.2f}) at k = "
+        f"{ours.k}, "
+        f"predicted {predicted:.2f}, untrained {untrained.acceptance_length:.2f}"
+    )
+    least = (1.0 - MAX_LOOP_GAP) * predicted
+    if ours.high < least:
+        said += ": drafts of the loop are worse than those of training, keys or feedback differ (training)."
+    elif ours.acceptance_length <= untrained.acceptance_length:
+        said += ": training made nothing better (training)."
+    passed = ours.high >= least and ours.acceptance_length > untrained.acceptance_length
+    return Gate(name="own loop", passed=passed, said=said)
+
+
+def probe_gate(folder: Path, target: Target) -> Gate:
+    """The exported folder, read anew, must draft from the stored states what was stored."""
+    try:
+        said, passed = check_probes(folder, target, read_ends(target.checkpoint).embedding), True
+    except FirstlightError as error:
+        said, passed = f"{error} (integration)", False
+    return Gate(name="export probe", passed=passed, said=said)
+
+
+def engine_gate(out: Path, target: Target, k: int, cpu_kernels: str = "auto") -> Gate:
+    """The engine with the exported drafter must accept what the own loop accepts, on the same answers."""
+    name, folder = "engine acceptance", out / "export" / NATIVE
+    order = Order(
+        target=target, drafter=folder, out=out, k=k, max_documents=MAX_DOCUMENTS, cpu_kernels=cpu_kernels
+    )
+    answers = read_documents(order).answers
+    drafter = load_eagle3(
+        folder, target.checkpoint.description, read_ends(target.checkpoint).embedding
+    ).drafter
+    made = answer_in_engine(
+        order,
+        [answer.prompt_token_ids for answer in answers],
+        [len(answer.token_ids) for answer in answers],
+    )
+    # Near ties fall to either side, so the loop runs over what the engine said and not over what was stored.
+    settings = CaptureSettings(layers=drafter.config.state_layers, cpu_kernels=cpu_kernels)
+    capturer = Capturer(target, settings, threads=0)
+    emitted = rounds = 0
+    for one in made:
+        tokens = one.prompt + one.tokens
+        states = capturer.states_of([tokens])[0][:-1, :-1]
+        propose = eagle_proposer(drafter, states, tokens[1:])
+        found = run_chain(tokens[1:], len(one.prompt) - 1, k, propose)
+        emitted, rounds = emitted + found.emitted, rounds + found.num_rounds
+    own, engine = emitted / max(rounds, 1), acceptance_length(made)
+    gap = engine / own - 1.0
+    said = f"{engine:.2f} in the engine, {own:.2f} in the own loop, k = {k}, {len(answers)} answers"
+    passed = abs(gap) <= MAX_ENGINE_GAP
+    if not passed:
+        said += f": {100 * gap:+.0f} % (integration); firstlight drafter explain says which."
+    return Gate(name=name, passed=passed, said=said)
+
+
+def _line(report: Report, drafter: str, group: str) -> Line:
+    return next(line for line in report.lines if line.drafter == drafter and line.group == group)

@@ -1,0 +1,141 @@
+"""EAGLE-3 in the engine: a chain of drafts from captured states, with keys and values in the target's pages.
+
+See `Drafter`; made by `eagle3_load`. Slot p of a page holds the fused state h_p, and keys and values of
+(h_{p-1}, x_p): the state of the token before, and the token itself. So a page's key determines its content,
+whatever comes after it. Invariant: the slot of a computed token was written from the target's own states,
+never from a draft's; drafts have scratch slots.
+
+Shapes: T rows of a step, B sequences, L slots of the longest one, C captured states, H hidden, R draft
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from firstlight.engine.plan import StepPlan
+from firstlight.engine.request import Sequence
+from firstlight.engine.speculation.guess import Guess
+from firstlight.engine.speculation.places import Places
+from firstlight.ops.contract import StepRows
+
+
+@dataclass(frozen=True)
+class TrueRows:
+    """Rows of a step of the target, int64 [T] each.
+
+    `positions` count from the second token on; `before` is the slot of the token before, 0 for the first.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    before: np.ndarray
+
+
+@dataclass(frozen=True)
+class DraftRows:
+    """One draft for each sequence, int64 [B], and the slots that it attends to [B, L] up to `positions`."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    table: np.ndarray
+
+
+class Layer(Protocol):
+    """The drafter's layer over its own pool: plain PyTorch, or our own kernels."""
+
+    def write(self, states_TCH: torch.Tensor, rows: TrueRows) -> None:  # noqa: N803 - shape suffix
+        """Keeps the fused states of rows, and then their keys and values."""
+        ...
+
+    def begin(self, before_B: np.ndarray) -> None:  # noqa: N803
+        """The next drafts follow the states in these slots."""
+        ...
+
+    def draft(self, rows: DraftRows) -> tuple[np.ndarray, torch.Tensor]:
+        """The place of each row's largest logit, int64 [B], and the logits [B, R]; both until the next call.
+
+        The drafts after it follow this one's output.
+        """
+        ...
+
+
+class Source(Protocol):
+    """Where the target's last step is read: `engine.runner.ModelRunner`."""
+
+    @property
+    def states(self) -> torch.Tensor: ...
+
+    @property
+    def rows(self) -> StepRows: ...
+
+
+class Eagle3ChainDrafter:
+    """See the module. `ids_R`: the target's id of each draft id, int64."""
+
+    name = "eagle3"
+    is_model = True
+
+    def __init__(
+        self,
+        layer: Layer,
+        layers: tuple[int, ...],
+        ids_R: np.ndarray,  # noqa: N803
+        places: Places,
+        source: Source,
+    ) -> None:
+        self.layers = layers
+        self._layer, self._places, self._source = layer, places, source
+        self._ids_R = ids_R
+        self._guess = Guess(torch.from_numpy(ids_R).to(torch.int32))
+
+    @torch.inference_mode()
+    def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
+        """Writes the slots of a step's rows; those of drafts that are rejected will be overwritten."""
+        rows = self._source.rows
+        before = np.maximum(rows.positions_T - 1, 0)
+        size = rows.page_size
+        pages = rows.page_table_SP[rows.sequence_T, before // size]
+        slots_before = np.where(rows.positions_T > 0, pages * size + before % size, 0)
+        tokens = np.array(plan.tokens, np.int64)
+        self._layer.write(self._source.states, TrueRows(tokens, before, rows.write_slots_T, slots_before))
+
+    @torch.inference_mode()
+    def propose(self, sequences: Rows[Sequence], num: int) -> list[list[int]]:
+        """See `Drafter`. A sequence of one token gets none: there is no state before it."""
+        drafts: list[list[int]] = [[] for _ in sequences]
+        asked = [row for row, sequence in enumerate(sequences) if len(sequence.tokens) > 1]
+        if not asked:
+            return drafts
+        chosen = [sequences[row] for row in asked]
+        table_BL = self._places.table(chosen, skipped=1)  # noqa: N806 - shape suffix
+        positions = np.array([len(sequence.tokens) - 2 for sequence in chosen])
+        rows = np.arange(len(chosen))
+        self._layer.begin(self._lasts(chosen))
+        tokens = np.array([sequence.tokens[-1] for sequence in chosen])
+        is_sampled = any(not sequence.params.greedy for sequence in chosen)
+        made = []
+        for place in range(num):
+            places = positions + place
+            draft = DraftRows(tokens, places, table_BL[rows, places], table_BL)
+            best_B, logits_BR = self._layer.draft(draft)  # noqa: N806
+            if is_sampled:
+                self._guess.improve(best_B, logits_BR, chosen, place)
+            tokens = self._ids_R[best_B]
+            made.append(tokens)
+        for row, mine in zip(asked, np.stack(made, 1).tolist(), strict=True):
+            drafts[row] = mine
+        return drafts
+
+    def _lasts(self, sequences: Rows[Sequence]) -> np.ndarray:
+        """Slots of the last computed tokens."""
+        size = self._places.page_size
+        lasts = [(sequence.pages, len(sequence.tokens) - 2) for sequence in sequences]
+        return np.array([pages[last // size] * size + last % size for pages, last in lasts])

@@ -1,0 +1,66 @@
+"""The drafter's layer in plain PyTorch: the reference, and what devices without kernels of ours run.
+
+See `eagle3.Layer`. Invariant: the numbers are those of `models.eagle3` in float32, which training uses too.
+
+Shapes: T rows of a step, B sequences, L slots of the longest one, N heads, K key-value heads, D head size,
+C captured states, H hidden, R draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+
+from firstlight.engine.speculation.eagle3 import DraftRows, TrueRows
+from firstlight.models.eagle3 import Eagle3Drafter
+
+
+class PlainLayer:
+    """See the module. `num_slots`: with those for drafts."""
+
+    def __init__(self, model: Eagle3Drafter, num_slots: int, device: torch.device) -> None:
+        config = model.config
+        self._model = model.to(device)
+        self._device = device
+        shape = (num_slots, config.num_kv_heads, config.head_size)
+        self.keys, self.values = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+        self.states = torch.zeros(num_slots, config.hidden_size, device=device)
+        self._hidden_BH = self.states[:0]  # noqa: N806 - shape suffix
+
+    def write(self, states_TCH: torch.Tensor, rows: TrueRows) -> None:  # noqa: N803 - shape suffix
+        """See `Layer`."""
+        slots = self._there(rows.slots)
+        self.states[slots] = self._model.fuse(states_TCH)
+        before_TH = self.states[self._there(rows.before)]  # noqa: N806
+        new = self._model.attending(before_TH, self._there(rows.tokens), self._there(rows.positions))
+        self.keys[slots], self.values[slots] = new.keys, new.values
+
+    def begin(self, before_B: np.ndarray) -> None:  # noqa: N803
+        """See `Layer`."""
+        self._hidden_BH = self.states[self._there(before_B)]  # noqa: N806
+
+    def draft(self, rows: DraftRows) -> tuple[np.ndarray, torch.Tensor]:
+        """See `Layer`."""
+        positions_B = self._there(rows.positions)  # noqa: N806
+        new = self._model.attending(self._hidden_BH, self._there(rows.tokens), positions_B)
+        slots = self._there(rows.slots)
+        self.keys[slots], self.values[slots] = new.keys, new.values
+        longest = int(rows.positions.max()) + 1
+        table_BL = self._there(rows.table[:, :longest])  # noqa: N806
+        seen_BL = torch.arange(longest, device=self._device) <= positions_B[:, None]  # noqa: N806
+        attended_BND = F.scaled_dot_product_attention(  # noqa: N806
+            new.queries[:, :, None],
+            self.keys[table_BL].transpose(1, 2),
+            self.values[table_BL].transpose(1, 2),
+            attn_mask=seen_BL[:, None, None],
+            enable_gqa=True,
+        )
+        output_BH = self._model.finish(attended_BND.flatten(1), new.residual)  # noqa: N806
+        logits_BR = self._model.logits(output_BH)  # noqa: N806
+        self._hidden_BH = self._model.feedback(output_BH)  # noqa: N806
+        best: np.ndarray = logits_BR.argmax(-1).cpu().numpy()
+        return best, logits_BR
+
+    def _there(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device)
