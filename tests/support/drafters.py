@@ -63,7 +63,9 @@ def write_prompt_file(path: Path, num: int) -> Path:
     return path
 
 
-def captured_run(folder: Path, num_prompts: int = 12, max_tokens: int = 24) -> tuple[Path, Target]:
+def captured_run(
+    folder: Path, num_prompts: int = 12, max_tokens: int = 24, states: CaptureSettings = STATES
+) -> tuple[Path, Target]:
     """A run folder with prompts, answers and states of a tiny chat model."""
     target = open_target(write_chat_model(folder / "tiny"))
     out = folder / "run"
@@ -71,6 +73,6 @@ def captured_run(folder: Path, num_prompts: int = 12, max_tokens: int = 24) -> t
     settings = PromptSettings(num_templates=0, num_gym=0, num_self=0, files=files, held_out_share=0.3)
     make_prompts(out, target, settings, {})
     answers = GenerateSettings(max_tokens=max_tokens, shard_prompts=6)
-    generate(out, target, answers, STATES, SMALL_ENGINE)
-    capture(out, target, STATES, threads=1)
+    generate(out, target, answers, states, SMALL_ENGINE)
+    capture(out, target, states, threads=1)
     return out, target

@@ -157,7 +157,10 @@ def _round(subjects: Sequence[Subject], prompts: Sequence[Asked], batch: int, nu
 def _groups(order: SpeculationOrder) -> Groups:
     """Conversations by group: the families that no drafter of ours was trained on, and the files given."""
     if order.files:
-        return {path.stem: list(read_prompt_file(path))[: order.prompts_each] for path in order.files}
+        return {
+            path.stem: [asked.messages for asked in read_prompt_file(path)][: order.prompts_each]
+            for path in order.files
+        }
     rng = random.Random(20)
     groups: Groups = {}
     for name in families.HELD_OUT:

@@ -19,6 +19,7 @@ from firstlight.cli.drafter_options import (
     Kernels,
     Layers,
     Out,
+    Storage,
     TargetOption,
     Threads,
     engine_options,
@@ -91,6 +92,7 @@ class GenerateOptions:
         str, typer.Option(help="Let a server answer that returns token ids; states come by capture.")
     ] = ""
     layer: Layers = None
+    storage: Storage = "bfloat16"
     shard_prompts: Annotated[int, typer.Option(help="Prompts of a shard, the unit of resuming.", min=1)] = 256
     max_shards: Annotated[
         int | None, typer.Option(help="Stop after so many more shards.", min=1, metavar="N")
@@ -120,7 +122,9 @@ def generate(options: GenerateOptions) -> None:
         url=options.url,
         shard_prompts=options.shard_prompts,
     )
-    states = CaptureSettings(layers=tuple(options.layer or ()), cpu_kernels=options.cpu_kernels)
+    states = CaptureSettings(
+        layers=tuple(options.layer or ()), cpu_kernels=options.cpu_kernels, storage=options.storage
+    )
     engine = engine_options(options.batch, options.threads, options.cpu_kernels)
     target = open_target(locate(options.target))
     stage = run_stage(options.out, target, settings, states, engine, options.max_shards)
@@ -139,9 +143,7 @@ class CaptureOptions:
         int | None, typer.Option(help="Stop after so many more shards.", min=1, metavar="N")
     ] = None
     dtype: Annotated[str, typer.Option(help="auto or float32.")] = "auto"
-    storage: Annotated[str, typer.Option(help="bfloat16; or int8, half as large, with its error told.")] = (
-        "bfloat16"
-    )
+    storage: Storage = "bfloat16"
     compare: Annotated[
         bool, typer.Option("--compare", help="Measure the same steps without states, too.")
     ] = False

@@ -34,3 +34,6 @@ Layers = Annotated[
     list[int] | None,
     typer.Option(help="Blocks that have run when a state is taken; repeatable. Default: 2, L/2, L-3."),
 ]
+Storage = Annotated[
+    str, typer.Option(help="Of the states: bfloat16; or int8, nearly half as large, with its error told.")
+]

@@ -222,7 +222,7 @@ def store_states(
     write_shard(path, shard)
     numbers = stage.manifest.numbers
     if contract.storage == INT8:
-        numbers["storage_error"] = storage_error(shard.states)
+        numbers["storage_error"] = storage_error(shard.states, numbers.get("storage_error"))
     added = {"indices": len(shard.tokens), "supervised": int(shard.supervised.sum())}
     stage.finish_file(path.name, {key: numbers.get(key, 0) + value for key, value in added.items()})
 

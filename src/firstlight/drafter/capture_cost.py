@@ -45,8 +45,7 @@ def measure_capture(out: Path, target: Target, settings: CaptureSettings, thread
         "prefill_tokens_per_s": round(rates["without"], 1),
         "share_of_prefill": round(rates["with"] / rates["without"], 4),
     }
-    stage = open_states(out, target, settings)
-    stage.finish(found)
+    open_states(out, target, settings).note(found)
     return found
 
 

@@ -35,7 +35,7 @@ class Board:
         if find_spec("tensorboard") is None:
             raise UsageError(
                 "--tensorboard needs the package tensorboard, which is not installed.",
-                "Run pip install tensorboard, or leave it out: curves.json and curves.png are there anyway.",
+                "Run pip install 'firstlight[tensorboard]', or leave it out: there are curves anyway.",
             )
         from torch.utils.tensorboard import SummaryWriter
 

@@ -81,7 +81,8 @@ def evaluate(out: Path, target: Target, settings: EvaluateSettings) -> Stage:
     trained = read_manifest(out / "train")
     ends = read_ends(target.checkpoint)
     drafter, progress = load_drafter(out / "train" / CHECKPOINT, ends.embedding)
-    stage = open_stage(out / "evaluate", "evaluate", msgspec.to_builtins(settings), {}, target.record)
+    given, defaults = msgspec.to_builtins(settings), msgspec.to_builtins(EvaluateSettings())
+    stage = open_stage(out / "evaluate", "evaluate", given, {}, target.record, defaults)
     stage.manifest.inputs = {CHECKPOINT: trained.files[CHECKPOINT]}
     shards = [captured / name for name in sorted(manifest.files)]
     chosen = _choose(shards, settings)

@@ -61,6 +61,12 @@ class Stage:
         self.manifest.numbers.update(numbers or {})
         self._write()
 
+    def note(self, numbers: Mapping[str, Any]) -> None:
+        """Adds numbers; whether the stage is complete stays as it was before it was opened."""
+        self.manifest.numbers.update(numbers)
+        self.manifest.complete = read_manifest(self.folder).complete
+        self._write()
+
     def finish(self, numbers: Mapping[str, Any] | None = None) -> None:
         """Records that the stage has all that it was asked for."""
         self.manifest.numbers.update(numbers or {})

@@ -5,14 +5,17 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from firstlight.base.errors import ModelFileError, UsageError
 from firstlight.drafter.answers import read_answers
 from firstlight.drafter.capture import capture, default_layers, state_layers
+from firstlight.drafter.capture_cost import measure_capture
 from firstlight.drafter.gates import states_gate, teacher_gate
 from firstlight.drafter.generate import GenerateSettings, generate
+from firstlight.drafter.int8_states import from_int8, storage_error, to_int8
 from firstlight.drafter.shards import NO_TOKEN, Shard, read_shard, write_shard
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Target, open_target, read_ends
@@ -122,6 +125,70 @@ def test_layers_that_are_not_there_are_refused(run: Run) -> None:
     for layers in ((0, 0), (2,), (-1, 1)):
         with pytest.raises(UsageError, match="are not different states"):
             state_layers(target, layers)
+
+
+def test_int8_halves_the_states_and_tells_its_error(run: Run, tmp_path: Path) -> None:
+    out, target = run
+    copy = tmp_path / "run"
+    shutil.copytree(out, copy)
+    shutil.rmtree(copy / "capture")
+    stage = capture(copy, target, msgspec.structs.replace(STATES, storage="int8"), threads=1)
+    path, whole = first_shard(out)
+    small, stored = first_shard(copy)
+    assert small.stat().st_size < 0.75 * path.stat().st_size
+    error = stage.manifest.numbers["storage_error"]
+    assert max(error["relative"]) < 0.02
+    assert min(error["lowest_cosine"]) > 0.99
+    origin = whole.states.float()
+    allowed = 0.5 * origin.abs().amax(0) / 127 + 2**-8 * origin.abs() + 1e-6
+    assert ((stored.states.float() - origin).abs() <= 1.01 * allowed).all()
+    for name in ("final", "tokens", "wanted", "supervised"):
+        assert getattr(stored, name).equal(getattr(whole, name))
+    with pytest.raises(UsageError, match="not stored as 'int4'"):
+        capture(copy, target, msgspec.structs.replace(STATES, storage="int4"))
+
+
+def test_rows_that_outlie_leave_the_others_their_bits() -> None:
+    torch.manual_seed(0)
+    states = torch.randn(50, 2, 16).bfloat16()
+    states[0] *= 500
+    tensors = to_int8(states)
+    assert tensors["exact_rows"].tolist() == [0]
+    assert from_int8(tensors, Path("x"))[0].equal(states[0])
+    assert max(storage_error(states)["relative"]) < 0.01
+    del tensors["states_scale"]
+    with pytest.raises(ModelFileError, match="states_scale is missing"):
+        from_int8(tensors, Path("x"))
+
+
+def test_sampled_answers_keep_what_the_target_would_choose(run: Run, tmp_path: Path) -> None:
+    out, target = run
+    copy = tmp_path / "run"
+    shutil.copytree(out, copy)
+    for folder in ("generate", "capture"):
+        shutil.rmtree(copy / folder)
+    sampled = msgspec.structs.replace(ANSWERS, temperature=1.0)
+    generate(copy, target, sampled, STATES, SMALL_ENGINE)
+    _, shard = first_shard(copy)
+    asked = shard.supervised
+    assert not shard.wanted[asked].equal(shard.predicted[asked])
+    gate = teacher_gate(shard, read_ends(target.checkpoint), target.checkpoint.description.norm_eps)
+    assert gate.passed, gate.said
+    made = read_manifest(copy / "capture").files
+    shutil.rmtree(copy / "capture")
+    capture(copy, target, STATES, threads=1)
+    assert read_manifest(copy / "capture").files == made
+
+
+def test_what_capture_costs_is_measured(run: Run, tmp_path: Path) -> None:
+    out, target = run
+    copy = tmp_path / "run"
+    shutil.copytree(out, copy)
+    found = measure_capture(copy, target, STATES, threads=1)
+    assert found["share_of_prefill"] > 0
+    manifest = read_manifest(copy / "capture")
+    assert manifest.complete
+    assert manifest.numbers["share_of_prefill"] == found["share_of_prefill"]
 
 
 def test_a_damaged_shard_is_named(run: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from firstlight.base.errors import ModelFileError
+from firstlight.drafter.baselines import NEXT_LAYERS, OWN_LAYERS
+from firstlight.drafter.capture import CaptureSettings
 from firstlight.drafter.evaluate import (
     EAGLE,
     IN_DOMAIN,
@@ -17,8 +20,9 @@ from firstlight.drafter.evaluate import (
     Line,
     Report,
     evaluate,
+    read_report,
 )
-from firstlight.drafter.export import NATIVE, SGLANG, SPECULATORS, VLLM, export
+from firstlight.drafter.export import ENGINES, GGUF, NATIVE, RECIPE, export
 from firstlight.drafter.gate_record import GateRecord, forced_gates
 from firstlight.drafter.gates import Gate, check
 from firstlight.drafter.gates_after import engine_gate, gates_of_export, gates_of_results
@@ -32,7 +36,6 @@ from firstlight.models.eagle3_file import load_eagle3
 from support.drafters import LAYERS, captured_run
 from support.fault_plants import fc_skipped
 
-ENGINES = (NATIVE, VLLM, SGLANG, SPECULATORS)
 Run = tuple[Path, Target]
 
 
@@ -61,6 +64,39 @@ def test_every_export_is_the_same_drafter(run: Run, engine: str) -> None:
     card = (folder / "README.md").read_text()
     assert target.record.weights_sha256 in card
     assert "| eagle3 | in domain" in card
+
+
+def test_the_recipe_for_gguf_stands_beside_ids_that_its_converter_finds(run: Run) -> None:
+    folder = run[0] / "export" / GGUF
+    config = json.loads((folder / "config.json").read_text())
+    assert config["eagle_aux_hidden_state_layer_ids"] == list(LAYERS)
+    assert "eagle_config" not in config
+    # The tiny target has two states, and llama.cpp knows drafters of three.
+    assert "llama.cpp does not run this drafter: it has 2 states" in (folder / RECIPE).read_text()
+
+
+def test_other_trainings_stand_beside(run: Run, tmp_path: Path) -> None:
+    out, target = run
+    other, main = tmp_path / "one-step", tmp_path / "main"
+    shutil.copytree(out, main)
+    shutil.copytree(out / "capture", other / "capture")
+    train(other, target, TrainSettings(draft_vocab_size=60, num_steps=1, epochs=1), Limits())
+    shutil.rmtree(main / "evaluate")
+    evaluate(main, target, EvaluateSettings(max_documents=1, beside=(str(other),)))
+    assert "one-step (T = 1)" in {line.drafter for line in read_report(main).lines}
+
+
+def test_the_next_blocks_states_are_measured_too(tmp_path: Path) -> None:
+    states = CaptureSettings(layers=(0,), dtype="float32")
+    out, target = captured_run(tmp_path, states=states)
+    train(out, target, TrainSettings(draft_vocab_size=60, epochs=1), Limits())
+    evaluate(out, target, EvaluateSettings(max_documents=2, off_by_one=2))
+    lines = {(line.drafter, line.group): line for line in read_report(out).lines}
+    groups = {group for name, group in lines if name == NEXT_LAYERS}
+    assert groups
+    for group in groups:
+        ours, again = lines["eagle3", group], lines[OWN_LAYERS, group]
+        assert (ours.documents, ours.acceptance_length) == (again.documents, again.acceptance_length)
 
 
 def test_probes_notice_a_wrong_weight_and_another_embedding(run: Run, tmp_path: Path) -> None:

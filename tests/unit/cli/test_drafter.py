@@ -1,0 +1,45 @@
+"""`firstlight drafter`: the stages one after the other over a tiny model, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from firstlight.cli.main import make_app
+from support.drafters import write_prompt_file
+from support.serving import write_chat_model
+
+runner = CliRunner()
+
+
+def typed(*words: str, code: int = 0) -> str:
+    done = runner.invoke(make_app(), ["drafter", *words])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_the_stages_as_they_are_typed(tmp_path: Path) -> None:
+    out = [
+        "--out",
+        str(tmp_path / "run"),
+        "--target",
+        str(write_chat_model(tmp_path / "tiny", max_position=1024)),
+    ]
+    questions = str(write_prompt_file(tmp_path / "questions.jsonl", 40))
+    layers = ["--layer", "0", "--layer", "1"]
+    nothing_else = ["--templates", "0", "--gym", "0", "--self", "0"]
+    assert "40 prompts" in typed("prompts", *out, "--file", questions, *nothing_else)
+    made = typed("generate", *out, *layers, "--max-tokens", "16", "--threads", "1", "--temperature", "0.7")
+    assert "40 answers" in made
+    captured = typed("capture", *out, *layers, "--threads", "1", "--compare")
+    assert "of plain prefill" in captured
+    small = ["--draft-vocabulary", "60", "--unroll", "2", "--row-tokens", "128", "--epochs", "1"]
+    typed("train", *out, *small, "--loss", "lk-lambda", "--max-steps", "1")
+    assert "step" in typed("train", *out, *small, "--loss", "lk-lambda")
+    settings = json.loads((tmp_path / "run" / "train" / "manifest.json").read_text())["settings"]
+    assert (settings["loss"], settings["num_steps"], settings["draft_vocab_size"]) == ("lk-lambda", 2, 60)
+    assert "eagle3" in typed("evaluate", *out, "--drafts", "2", "--documents", "2")
+    typed("export", *out)
+    assert (tmp_path / "run" / "export" / "gguf" / "CONVERT.md").is_file()
