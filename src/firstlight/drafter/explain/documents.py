@@ -152,7 +152,8 @@ def _render(order: Order, answers: list[Answer]) -> tuple[int, int, str]:
     known = [answer for answer in answers if answer.id in prompts][:MAX_RENDERED]
     text, first, num = order.target.text, "", 0
     for answer in known:
-        rendered = text.encode(text.render_chat(prompts[answer.id].messages), add_special_tokens=False)
+        asked = prompts[answer.id]
+        rendered = text.encode(text.render_chat(asked.messages, tools=asked.tools), add_special_tokens=False)
         if rendered != answer.prompt_token_ids:
             num += 1
             first = first or _difference(order.target, answer.prompt_token_ids, rendered)
