@@ -93,6 +93,11 @@ class _Collector:
             Capturer(self.target, CaptureSettings(layers=self.every, dtype="float32"), self.order.threads)
         )
         samples = [self._sample(answer, reference) for answer in answers]
+        samples = [sample for sample in samples if len(sample.queries) > self.order.k]
+        if not samples:
+            raise UsageError(
+                "The target's answers are too short to draft for.", "Give prompts that it answers at length."
+            )
         self._check_decode(tapped, reference)
         self._meter.add(1, "states of the engine")
         self._check_stored(documents, samples)
