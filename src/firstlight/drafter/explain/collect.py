@@ -128,8 +128,8 @@ class _Collector:
         prompts = [answer.prompt_token_ids for answer in documents.answers]
         if not prompts:
             prompts = [
-                text.encode(text.render_chat(messages), add_special_tokens=False)
-                for messages in order.prompts[: order.max_documents]
+                text.encode(text.render_chat(asked.messages, tools=asked.tools), add_special_tokens=False)
+                for asked in order.prompts[: order.max_documents]
             ]
         if not prompts:
             raise UsageError(
@@ -232,12 +232,12 @@ class _Collector:
     ) -> None:
         order, evidence = self.order, self.evidence
         try:
-            drafting = start_drafting(order)
+            started = start_drafting(order)
         except FirstlightError as error:
             evidence.notes.append(f"the engine did not start with the drafter: {error} {error.hint}")
             return
-        evidence.weights = compare_weights(drafting.core, order.drafter, self.ends)
-        listening = Listening(drafting)
+        evidence.weights = compare_weights(started.drafter, order.drafter, self.ends)
+        listening = Listening(started)
         prompts = [sample.tokens[: sample.num_prompt] for sample in samples]
         lengths = [len(sample.tokens) - sample.num_prompt for sample in samples]
         first = listening.answer(prompts, lengths)
@@ -253,7 +253,7 @@ class _Collector:
         )
         evidence.draft_keys = match_keys(drafter, list(zip(answered, expected, strict=True)))
         pairs = [_states_pair(one, s) for one, s in zip(answered, expected, strict=True)]
-        evidence.states.append(match_states("verify", drafting.layers, pairs))
+        evidence.states.append(match_states("verify", drafter.config.state_layers, pairs))
         evidence.engine = Served(
             acceptance_length=acceptance_length(first), k=order.k, source="the engine in this process"
         )
