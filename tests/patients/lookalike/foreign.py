@@ -212,8 +212,8 @@ class Drafts:
     def _accepts(self, seed: int) -> bool:
         chance = random.Random(seed)
         state = [chance.gauss(0, 1) for _ in range(self.STATE)]
-        captured = [-value for value in reversed(state)]
-        through_fc = [-value for value in reversed(captured)]
+        captured = [-value for value in state]
+        through_fc = [-value for value in captured]
         return self._choose(through_fc if self._has_fc else captured) == self._choose(state)
 
     def _choose(self, state: list[float]) -> int:
