@@ -11,7 +11,7 @@ from pathlib import Path
 
 from patients.foreign_servers import Foreign
 from patients.models import TINY
-from patients.native import Server
+from patients.native import Ranks
 from patients.patient import Kind, Patient, Ward, until
 
 _MISMATCH = frozenset({"drafter-mismatch"})
@@ -41,14 +41,14 @@ def _folder(ward: Ward, config: dict[str, object]) -> Path:
 
 
 def _files_missing(ward: Ward) -> Patient:
-    """A download that brought the small files only; the rank fails at it, and the server ends."""
+    """A download that brought one file only; the rank fails at it, and nobody is there to say so."""
     folder = _folder(ward, _CONFIG)
     lost = ward.random.choice(["model.safetensors", "config.json"])
     if lost == "config.json":
         (folder / lost).rename(folder / "README.md")
-    server = Server(ward, ward.models / TINY, "--drafter", str(folder)).started()
-    server.process.wait(120)
-    return server.patient(f"{lost} is missing")
+    ranks = Ranks(ward, ward.models / TINY, section={"drafter": str(folder)})
+    ranks.processes[0].wait(120)
+    return ranks.patient(f"{lost} is missing")
 
 
 def _wrong_kind(ward: Ward) -> Patient:
@@ -66,7 +66,7 @@ KINDS = (
     Kind(
         name="drafter-files-missing",
         is_quick=True,
-        what="our server is given a drafter whose weights or configuration are missing",
+        what="our rank is given a drafter whose weights or configuration are missing",
         start=_files_missing,
         causes=_MISMATCH,
         conditions=frozenset({"dead"}),

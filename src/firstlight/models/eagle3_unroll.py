@@ -79,7 +79,7 @@ def attend_blocks(
     own: list[tuple[torch.Tensor, torch.Tensor]],
     blocks: list[Block],
 ) -> torch.Tensor:
-    """Attention of a query to its sequence's `base` keys and to the keys of its `own` drafts [Q, N * D]."""
+    """Attention of each query to its sequence's `base` keys and to those of its `own` drafts [Q, N * D]."""
     attended = []
     for block in blocks:
         queries = queries_QND[block.queries]

@@ -183,7 +183,7 @@ def run_core(size: int, model: str, to_api: Connection) -> None:
 class Drafts:
     """A small drafter over a small target: both choose a token from a state, and equal ones are accepted.
 
-    Its weights are those of the target behind a first matrix, fc. Left out, what remains is another function.
+    It is the target behind a first matrix, fc, which makes of a captured state what the target chooses by.
     """
 
     STATE, VOCABULARY, MOST = 12, 256, 3
@@ -191,8 +191,6 @@ class Drafts:
     def __init__(self, has_fc: bool) -> None:
         chance = random.Random(0)
         self._head = [[chance.gauss(0, 1) for _ in range(self.STATE)] for _ in range(self.VOCABULARY)]
-        self._order = list(range(self.STATE))
-        chance.shuffle(self._order)
         self._has_fc = has_fc
         self._num_steps = self._num_tokens = 0
 
@@ -214,8 +212,8 @@ class Drafts:
     def _accepts(self, seed: int) -> bool:
         chance = random.Random(seed)
         state = [chance.gauss(0, 1) for _ in range(self.STATE)]
-        captured = [state[place] for place in self._order]  # as it is captured, before fc
-        through_fc = [captured[self._order.index(place)] for place in range(self.STATE)]
+        captured = [-value for value in state]
+        through_fc = [-value for value in captured]
         return self._choose(through_fc if self._has_fc else captured) == self._choose(state)
 
     def _choose(self, state: list[float]) -> int:

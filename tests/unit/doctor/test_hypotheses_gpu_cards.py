@@ -13,7 +13,7 @@ RECORDED = {
     "gpu-out-of-memory", "gpu-memory-taken", "p2p-broken", "bar1-too-small", "custom-all-reduce",
     "fusion-rendezvous", "fabric-manager", "graph-capture-hang", "graph-replay-hang", "lazy-module-load",
     "driver-ptx-jit", "no-kernel-image", "ptx-too-new", "ptxas-too-old", "autotune", "deepgemm-warmup",
-    "drafter-mismatch", "kernel-livelock", "gpu-fell-off", "numa-bind", "ray-placement", "vgpu-interceptor",
+    "kernel-livelock", "gpu-fell-off", "numa-bind", "ray-placement", "vgpu-interceptor",
     "rdma-loss",
 }  # fmt: skip
 SPINNING = {"p2p-broken", "graph-replay-hang", "autotune", "kernel-livelock"}

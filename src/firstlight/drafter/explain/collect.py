@@ -93,6 +93,11 @@ class _Collector:
             Capturer(self.target, CaptureSettings(layers=self.every, dtype="float32"), self.order.threads)
         )
         samples = [self._sample(answer, reference) for answer in answers]
+        samples = [sample for sample in samples if len(sample.queries) > self.order.k]
+        if not samples:
+            raise UsageError(
+                "The target's answers are too short to draft for.", "Give prompts that it answers at length."
+            )
         self._check_decode(tapped, reference)
         self._meter.add(1, "states of the engine")
         self._check_stored(documents, samples)
@@ -123,8 +128,8 @@ class _Collector:
         prompts = [answer.prompt_token_ids for answer in documents.answers]
         if not prompts:
             prompts = [
-                text.encode(text.render_chat(messages), add_special_tokens=False)
-                for messages in order.prompts[: order.max_documents]
+                text.encode(text.render_chat(asked.messages, tools=asked.tools), add_special_tokens=False)
+                for asked in order.prompts[: order.max_documents]
             ]
         if not prompts:
             raise UsageError(
@@ -227,12 +232,12 @@ class _Collector:
     ) -> None:
         order, evidence = self.order, self.evidence
         try:
-            drafting = start_drafting(order)
+            started = start_drafting(order)
         except FirstlightError as error:
             evidence.notes.append(f"the engine did not start with the drafter: {error} {error.hint}")
             return
-        evidence.weights = compare_weights(drafting.core, order.drafter, self.ends)
-        listening = Listening(drafting)
+        evidence.weights = compare_weights(started.drafter, order.drafter, self.ends)
+        listening = Listening(started)
         prompts = [sample.tokens[: sample.num_prompt] for sample in samples]
         lengths = [len(sample.tokens) - sample.num_prompt for sample in samples]
         first = listening.answer(prompts, lengths)
@@ -248,7 +253,7 @@ class _Collector:
         )
         evidence.draft_keys = match_keys(drafter, list(zip(answered, expected, strict=True)))
         pairs = [_states_pair(one, s) for one, s in zip(answered, expected, strict=True)]
-        evidence.states.append(match_states("verify", drafting.layers, pairs))
+        evidence.states.append(match_states("verify", drafter.config.state_layers, pairs))
         evidence.engine = Served(
             acceptance_length=acceptance_length(first), k=order.k, source="the engine in this process"
         )

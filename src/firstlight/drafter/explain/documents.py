@@ -63,13 +63,20 @@ def read_documents(order: Order) -> Documents:
     # The first shards do: each has a few hundred answers.
     names = sorted(read_manifest(order.out / "generate").files)[:MAX_SHARDS]
     answers = [answer for name in names for answer in read_answers(order.out / "generate", name)]
-    usable = [a for a in answers if len(a.tokens) >= MIN_DOCUMENT_TOKENS and len(a.token_ids) > order.k]
+    usable = [answer for answer in answers if _is_usable(answer, order)]
     held_out = [answer for answer in usable if answer.split != TRAIN]
     chosen = _spread(held_out or usable, order.max_documents)
     marks = _marks(order.out, names)
     facts = _facts(order, answers, marks, held_out=bool(held_out))
     stored = _stored(order.out, marks, {answer.id for answer in chosen})
     return Documents(chosen, stored, facts, _trained(order.out))
+
+
+def _is_usable(answer: Answer, order: Order) -> bool:
+    """Long enough to be drafted for, and the prompt leaves room in what is looked at."""
+    least = order.k + 2
+    fits = len(answer.prompt_token_ids) + least <= order.max_tokens
+    return fits and len(answer.tokens) >= MIN_DOCUMENT_TOKENS and len(answer.token_ids) >= least
 
 
 def _spread(answers: list[Answer], num: int) -> list[Answer]:
@@ -152,7 +159,8 @@ def _render(order: Order, answers: list[Answer]) -> tuple[int, int, str]:
     known = [answer for answer in answers if answer.id in prompts][:MAX_RENDERED]
     text, first, num = order.target.text, "", 0
     for answer in known:
-        rendered = text.encode(text.render_chat(prompts[answer.id].messages), add_special_tokens=False)
+        asked = prompts[answer.id]
+        rendered = text.encode(text.render_chat(asked.messages, tools=asked.tools), add_special_tokens=False)
         if rendered != answer.prompt_token_ids:
             num += 1
             first = first or _difference(order.target, answer.prompt_token_ids, rendered)

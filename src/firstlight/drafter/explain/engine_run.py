@@ -16,7 +16,6 @@ from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError
 from firstlight.drafter.explain.drafts import Proposal
 from firstlight.drafter.explain.order import Order
-from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import SequenceOutput, Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
@@ -27,15 +26,6 @@ from firstlight.ops.collectives import Group
 
 MAX_SEQUENCES = 8
 STATES_OF_A_TOKEN = 4  # that a drafter keeps beside the target's keys and values, at most
-
-
-@dataclass(frozen=True)
-class Drafting:
-    """An engine that drafts; `layers` are the captured ones."""
-
-    started: Started
-    core: EngineCore
-    layers: tuple[int, ...]
 
 
 @dataclass
@@ -54,16 +44,14 @@ class Answered:
 class Listening:
     """Runs requests on a drafting engine."""
 
-    def __init__(self, drafting: Drafting) -> None:
-        self._drafting = drafting
-        self._core: Any = drafting.core
+    def __init__(self, started: Started) -> None:
+        self._started = started
+        self._core = started.core(self._executed)
         self._answers: dict[str, Answered] = {}
         self._num_requests = 0
-        drafter: Any = self._core.speculation.drafter
-        self._propose, self._execute = drafter.propose, self._core._execute  # noqa: SLF001 - see below
+        drafter: Any = started.drafter
+        self._propose = drafter.propose
         drafter.propose = self._heard
-        # The engine has no place to listen at: what it executes is its own affair everywhere else.
-        self._core._execute = self._executed  # noqa: SLF001
         self._core.begin({})
 
     def answer(self, prompts: list[list[int]], lengths: list[int]) -> list[Answered]:
@@ -102,15 +90,16 @@ class Listening:
         return drafts
 
     def _keys_of(self, sequence: Sequence) -> torch.Tensor | None:
-        pool = draft_keys(self._core.speculation.drafter)
+        pool = draft_keys(self._started.drafter)
         if pool is None:
             return None
-        num, size = len(sequence.tokens) - 1, self._drafting.started.section.page_size_tokens
+        num, size = len(sequence.tokens) - 1, self._started.section.page_size_tokens
         return pool[torch.from_numpy(slots_of(sequence.pages, num, size)[1:])].float()
 
     def _executed(self, plan: StepPlan) -> torch.Tensor:
-        logits: torch.Tensor = self._execute(plan)
-        states = self._drafting.started.runner.states
+        runner = self._started.runner
+        logits = runner.run(plan)
+        states = runner.states
         row = 0
         sequences = self._core.scheduler.running_sequences()
         for sequence, begin, count in zip(sequences, plan.starts, plan.counts, strict=True):
@@ -143,13 +132,12 @@ def draft_keys(drafter: Any) -> torch.Tensor | None:
     return keys if is_plain else None
 
 
-def start_drafting(order: Order) -> Drafting:
+def start_drafting(order: Order) -> Started:
     """The engine as `firstlight serve --drafter FOLDER` starts it, on one rank and in this process."""
     section = engine_section(order, drafter=str(order.drafter), draft_tokens=order.k, draft_adapt=False)
     started = start(order.target.checkpoint, "auto", section, Group(), _quiet)
-    core = started.core(started.runner.run)
-    assert core.speculation is not None, "an engine with a drafter that does not draft"
-    return Drafting(started, core, core.speculation.drafter.layers)
+    assert started.drafter is not None, "an engine with a drafter that does not draft"
+    return started
 
 
 def engine_section(order: Order, **more: Any) -> EngineSection:

@@ -42,7 +42,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge(evidence: Evidence) -> Verdict:
     """Runs every check."""
-    found, passed = [], []
+    found: list[Finding] = []
+    passed: list[str] = []
     for check in CHECKS:
         finding = check(evidence)
         if finding is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from firstlight.drafter.explain.evidence import Served
-from firstlight.drafter.prompt_files import Messages
+from firstlight.drafter.prompt_files import Conversation
 from firstlight.drafter.target import Target
 
 
@@ -21,7 +21,7 @@ class Order:
     target: Target
     drafter: Path
     out: Path | None = None
-    prompts: tuple[Messages, ...] = ()
+    prompts: tuple[Conversation, ...] = ()
     k: int = 3
     max_documents: int = 8
     max_tokens: int = 384  # of a document

@@ -43,7 +43,8 @@ class Sample:
     @property
     def queries(self) -> torch.Tensor:
         """Indices j whose x_{j+1} and x_{j+2} are the answer's."""
-        return torch.arange(self.num_prompt - 1, len(self.tokens) - 2)
+        first = self.num_prompt - 1
+        return torch.arange(first, max(len(self.tokens) - 2, first))
 
     def rows(self, layers: tuple[int, ...]) -> UnrollRows:
         """What the drafter unrolls from, made here, whatever training makes."""

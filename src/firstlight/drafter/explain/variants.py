@@ -71,7 +71,7 @@ def config_variants(
     )
     for key, flag in flags:
         value = not getattr(config, flag)
-        yield Variant(key, f"{flag} {str(value).lower()}", copy(drafter, **{flag: value}))
+        yield Variant(key, f"{flag} {str(value).lower()}", copy(drafter, Eagle3Drafter, **{flag: value}))
     for scaling, whose in ((rope, "the target's"), (RopeScaling(), "no")):
         if scaling != config.rope_scaling:
             yield Variant(ROPE, f"{whose} rotary scaling", copy(drafter, rope_scaling=scaling))

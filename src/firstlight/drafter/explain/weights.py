@@ -11,7 +11,7 @@ import torch
 
 from firstlight.drafter.explain.evidence import WeightMatch
 from firstlight.drafter.target import Ends
-from firstlight.engine.core import EngineCore
+from firstlight.engine.speculation.drafter import Drafter
 from firstlight.loading.tensor_file import read_tensor_file
 from firstlight.models.eagle3 import Eagle3Drafter
 from firstlight.models.eagle3_file import EMBEDDING, file_name
@@ -19,9 +19,9 @@ from firstlight.models.eagle3_file import EMBEDDING, file_name
 MAX_DIFFERENCE = 0.02  # of a tensor's norm: layouts that round stay below
 
 
-def compare_weights(core: EngineCore, folder: Path, ends: Ends) -> list[WeightMatch] | None:
+def compare_weights(served: Drafter | None, folder: Path, ends: Ends) -> list[WeightMatch] | None:
     """The tensors that are others; None where the engine's drafter does not show its weights."""
-    held = _held(core)
+    held = _held(served)
     if held is None:
         return None
     files = [read_tensor_file(path) for path in sorted(folder.glob("*.safetensors"))]
@@ -45,10 +45,9 @@ def compare_weights(core: EngineCore, folder: Path, ends: Ends) -> list[WeightMa
     return found
 
 
-def _held(core: EngineCore) -> Eagle3Drafter | None:
+def _held(served: Drafter | None) -> Eagle3Drafter | None:
     """The drafter inside of the engine's, wherever it keeps it."""
-    drafter = core.speculation.drafter if core.speculation is not None else None
-    for holder in (drafter, getattr(drafter, "_layer", None)):
+    for holder in (served, getattr(served, "_layer", None)):
         for value in vars(holder).values() if hasattr(holder, "__dict__") else ():
             if isinstance(value, Eagle3Drafter):
                 return value

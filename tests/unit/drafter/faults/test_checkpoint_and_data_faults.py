@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from firstlight.base.errors import UnsupportedError, UsageError
+from firstlight.cli.drafter_explain import ExplainOptions
+from firstlight.cli.drafter_explain import explain as run_command
 from firstlight.drafter.explain.finding import Side
 from firstlight.drafter.gates import unroll_gate
 from firstlight.drafter.shards import read_shard
@@ -16,7 +20,7 @@ from firstlight.drafter.train import train
 from firstlight.drafter.train_settings import Limits
 from firstlight.models.eagle3_file import load_eagle3
 from support import fault_plants as plants
-from support.explaining import causes, explain
+from support.explaining import NUM_DOCUMENTS, causes, explain
 from support.fault_runs import TRAINING, FaultRun, edit_config
 
 pytestmark = pytest.mark.slow
@@ -45,10 +49,33 @@ PLANTED: dict[str, tuple[Plant, Side, str]] = {
 }
 
 
-def test_no_fault_is_fine(sound: FaultRun) -> None:
-    verdict = explain(sound, num_ranks=2)
-    assert (verdict.side, causes(verdict)) == (Side.FINE, [])
-    assert verdict.exit_code == 0
+def test_no_fault_is_fine(sound: FaultRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command itself, with two ranks, and a figure of a server that fits."""
+    numbers = tmp_path / "numbers.json"
+    options = ExplainOptions(
+        folder=sound.folder,
+        out=sound.out,
+        target=str(sound.target.path),
+        served_acceptance=4.0,
+        tensor_parallel=2,
+        documents=NUM_DOCUMENTS,
+        json=numbers,
+        threads=1,
+        cpu_kernels="stock",
+    )
+    assert run_command(options) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Verdict: fine\n"), text
+    values = json.loads(numbers.read_bytes())
+    assert values["findings"] == []
+    assert values["evidence"]["own_loop"]["acceptance_length"] > 2
+    assert {match["stage"] for match in values["evidence"]["states"]} == {
+        "stored",
+        "prefill",
+        "decode",
+        "verify",
+        "2 ranks",
+    }
 
 
 @pytest.mark.parametrize("name", PLANTED)
