@@ -68,7 +68,7 @@ def explain(options: ExplainOptions) -> int:
     from firstlight.drafter.target import open_target
 
     served = _served(options)
-    prompts = [asked.messages for path in options.file or () for asked in read_prompt_file(path)]
+    prompts = [conversation for path in options.file or () for conversation in read_prompt_file(path)]
     order = Order(
         target=open_target(locate(options.target)),
         drafter=options.folder,

@@ -7,6 +7,7 @@ rounds are those of the drafter's own line.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def off_by_one(
     options = read_manifest(out / "capture").settings
     dtype, kernels = options.get("dtype", "auto"), options.get("cpu_kernels", "auto")
     last = target.checkpoint.description.num_layers - 1
+    few = list(_few_of_each_family(out, chosen, settings.off_by_one))
     found: dict[str, list[tuple[Document, Rounds]]] = {}
     for name, wanted in (
         (OWN_LAYERS, layers),
@@ -44,17 +46,23 @@ def off_by_one(
         if len(set(wanted)) < len(layers):
             continue  # so few blocks that the next ones are not all different
         capturer = Capturer(target, CaptureSettings(layers=wanted, dtype=dtype, cpu_kernels=kernels), 0)
-        left: dict[str, int] = {}
-        for path, names in chosen:
-            for document, tokens, num_prompt in _documents(out, path, names):
-                if left.setdefault(document.family, settings.off_by_one) <= 0:
-                    continue
-                left[document.family] -= 1
-                (states,) = capturer.states_of([tokens])
-                propose = eagle_proposer(drafter, states[:-1, :-1], tokens[1:])
-                rounds = run_chain(tokens[1:], num_prompt - 1, settings.num_drafts, propose)
-                found.setdefault(name, []).append((document, rounds))
+        for document, tokens, num_prompt in few:
+            (states,) = capturer.states_of([tokens])
+            propose = eagle_proposer(drafter, states[:-1, :-1], tokens[1:])
+            rounds = run_chain(tokens[1:], num_prompt - 1, settings.num_drafts, propose)
+            found.setdefault(name, []).append((document, rounds))
     return found
+
+
+def _few_of_each_family(
+    out: Path, chosen: list[tuple[Path, set[str]]], most: int
+) -> Iterator[tuple[Document, list[int], int]]:
+    left: dict[str, int] = {}
+    for path, names in chosen:
+        for document, tokens, num_prompt in _documents(out, path, names):
+            if left.setdefault(document.family, most) > 0:
+                left[document.family] -= 1
+                yield document, tokens, num_prompt
 
 
 def _documents(out: Path, shard: Path, names: set[str]) -> list[tuple[Document, list[int], int]]:
