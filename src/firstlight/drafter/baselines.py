@@ -44,16 +44,25 @@ def off_by_one(
         if len(set(wanted)) < len(layers):
             continue  # so few blocks that the next ones are not all different
         capturer = Capturer(target, CaptureSettings(layers=wanted, dtype=dtype, cpu_kernels=kernels), 0)
-        left: dict[str, int] = {}
-        for path, names in chosen:
-            for document, tokens, num_prompt in _documents(out, path, names):
-                if left.setdefault(document.family, settings.off_by_one) <= 0:
-                    continue
-                left[document.family] -= 1
-                (states,) = capturer.states_of([tokens])
-                propose = eagle_proposer(drafter, states[:-1, :-1], tokens[1:])
-                rounds = run_chain(tokens[1:], num_prompt - 1, settings.num_drafts, propose)
-                found.setdefault(name, []).append((document, rounds))
+        for document, tokens, num_prompt in _measured(out, chosen, settings.off_by_one):
+            (states,) = capturer.states_of([tokens])
+            propose = eagle_proposer(drafter, states[:-1, :-1], tokens[1:])
+            rounds = run_chain(tokens[1:], num_prompt - 1, settings.num_drafts, propose)
+            found.setdefault(name, []).append((document, rounds))
+    return found
+
+
+def _measured(
+    out: Path, chosen: list[tuple[Path, set[str]]], num_each: int
+) -> list[tuple[Document, list[int], int]]:
+    """The first `num_each` chosen answers of every family."""
+    taken: dict[str, int] = {}
+    found = []
+    for path, names in chosen:
+        for document, tokens, num_prompt in _documents(out, path, names):
+            taken[document.family] = taken.get(document.family, 0) + 1
+            if taken[document.family] <= num_each:
+                found.append((document, tokens, num_prompt))
     return found
 
 
