@@ -133,7 +133,9 @@ class ExportOptions:
     target: TargetOption = None
     engine: Annotated[
         list[str] | None,
-        typer.Option(help="native, vllm, sglang or speculators; repeatable. Default: all.", metavar="NAME"),
+        typer.Option(
+            help="native, vllm, sglang, speculators or gguf; repeatable. Default: all.", metavar="NAME"
+        ),
     ] = None
     debug: Debug = False
 
@@ -146,15 +148,14 @@ def export(options: ExportOptions) -> None:
       firstlight drafter export --out my-drafter --engine native
     """
     from firstlight.base.errors import UsageError
-    from firstlight.drafter.export import NATIVE, SGLANG, SPECULATORS, VLLM
+    from firstlight.drafter.export import ENGINES
     from firstlight.drafter.export import export as run_stage
     from firstlight.drafter.target import open_target
 
-    known = (NATIVE, VLLM, SGLANG, SPECULATORS)
-    engines = tuple(options.engine or known)
+    engines = tuple(options.engine or ENGINES)
     for engine in engines:
-        if engine not in known:
-            raise UsageError(f"{engine!r} is no form of an export.", f"Use one of {', '.join(known)}.")
+        if engine not in ENGINES:
+            raise UsageError(f"{engine!r} is no form of an export.", f"Use one of {', '.join(ENGINES)}.")
     stage = run_stage(options.out, open_target(locate(options.target)), engines)
     for engine in engines:
         print(f"{stage.folder / engine}: {stage.manifest.numbers[engine]}")
