@@ -231,6 +231,10 @@ def _moving(view: View, likely: Sequence[Finding], base: Condition) -> Finding:
     slow = [finding for finding in likely if finding.condition in (Condition.SLOW, Condition.STARTING)]
     if slow and base is not Condition.HEALTHY:
         return slow[0]
+    # A server that serves may still do so with half its work thrown away, as with drafts of the wrong kind.
+    wasteful = [finding for finding in proved if finding.condition is Condition.SLOW]
+    if wasteful:
+        return wasteful[0]
     reasons = "; ".join(view.motion.reasons[:3]) or "nothing is wrong"
     if base is Condition.HEALTHY:
         is_idle = view.motion.state is State.IDLE

@@ -54,7 +54,7 @@ def _mismatch(view: View) -> Judgement | None:
             Clue(
                 text=f"nothing that is drafted is ever accepted: {low[-1].text}",
                 evidence=low[-1].evidence,
-                weight=Weight.STRONG,
+                weight=Weight.PROOF if len(low) > _MIN_SAMPLES else Weight.STRONG,
                 group="acceptance",
             )
         )

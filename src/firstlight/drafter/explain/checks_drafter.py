@@ -13,6 +13,7 @@ from firstlight.drafter.explain.finding import Finding, Place, Side, Sure
 MIN_FIRST = 0.3  # of the first drafts: below, a drafter cannot pay for itself
 BETTER = 0.05  # of the first drafts, and of the predicted length, to be called better
 MUCH_BETTER = 0.5
+LEAST_LONGER = 0.15  # tokens of a step: of a drafter that knows little, 5 % are noise
 MIN_TOKENS = 50
 MIN_COVERAGE = 0.9
 LEAK = 1e-3
@@ -189,7 +190,8 @@ def _is_better(variant: VariantAccuracy, given: Accuracy) -> bool:
     # The target's own head or embedding may suit a drafter that has learned little.
     least = MUCH_BETTER if variant.key in (variants.HEAD, variants.EMBEDDING) else BETTER
     found = variant.found
-    is_longer = found.predicted_length >= (1.0 + least) * given.predicted_length
+    longer = found.predicted_length - given.predicted_length
+    is_longer = longer >= max(least * given.predicted_length, LEAST_LONGER)
     return is_longer and found.accuracy[0] >= given.accuracy[0] - BETTER
 
 
