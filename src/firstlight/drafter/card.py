@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from firstlight.base.files import replacing
+from firstlight.drafter.curves import CURVES, PICTURE
 from firstlight.drafter.evaluate import REPORT, Line, read_report
 from firstlight.drafter.gate_record import forced_gates
 from firstlight.drafter.stages import read_manifest
@@ -19,7 +20,7 @@ CARD = "README.md"
 
 def write_card(folder: Path, out: Path, target: Target, engine: str) -> None:
     """Writes the card; results stand in it if the run was evaluated."""
-    sections = [_head(target, engine), *_forced(out), _data(out), _training(out)]
+    sections = [_head(target, engine), *_forced(out), _data(out), _training(out), *_curves(folder, out)]
     if (out / "evaluate" / REPORT).exists():
         sections.append(_results(out))
     with replacing(folder / CARD) as file:
@@ -67,6 +68,15 @@ def _training(out: Path) -> str:
     step, tokens = manifest.numbers.get("step"), manifest.numbers.get("tokens")
     rows.append(f"- optimiser steps: {step}, supervised tokens: {tokens}")
     return "## Training\n\n" + "\n".join(rows)
+
+
+def _curves(folder: Path, out: Path) -> list[str]:
+    """Brings the curves along: numbers, and the picture where one was drawn."""
+    found = [path for name in (CURVES, PICTURE) if (path := out / "train" / name).exists()]
+    for path in found:
+        with replacing(folder / path.name) as file:
+            file.write(path.read_bytes())
+    return [f"![loss and accuracy by step]({PICTURE})"] if (folder / PICTURE).exists() else []
 
 
 def _results(out: Path) -> str:
