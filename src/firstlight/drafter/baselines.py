@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from firstlight.drafter.answers import read_answers
 from firstlight.drafter.capture import MIN_DOCUMENT_TOKENS, Capturer, CaptureSettings
-from firstlight.drafter.chain import Rounds, eagle_proposer, run_chain
+from firstlight.drafter.chain import Rounds, run_chain, unrolled_proposer
 from firstlight.drafter.shards import Document, read_contract
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Target
@@ -48,7 +48,7 @@ def off_by_one(
         capturer = Capturer(target, CaptureSettings(layers=wanted, dtype=dtype, cpu_kernels=kernels), 0)
         for document, tokens, num_prompt in few:
             (states,) = capturer.states_of([tokens])
-            propose = eagle_proposer(drafter, states[:-1, :-1], tokens[1:])
+            propose = unrolled_proposer(drafter, settings.num_drafts, states[:-1, :-1], tokens[1:])
             rounds = run_chain(tokens[1:], num_prompt - 1, settings.num_drafts, propose)
             found.setdefault(name, []).append((document, rounds))
     return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from firstlight.models.eagle3 import DraftCache, Eagle3Drafter
+from firstlight.models.eagle3_unroll import UnrollRows
 
 Propose = Callable[[int, int], list[int]]  # (index j, k): guesses of x_{j+2}, x_{j+3}, ...
 NGRAM_TOKENS = (3, 2, 1)
@@ -77,6 +78,25 @@ def eagle_proposer(
         return drafts
 
     return propose
+
+
+@torch.no_grad()
+def unrolled_proposer(
+    drafter: Eagle3Drafter,
+    k: int,
+    states_TCH: torch.Tensor,  # noqa: N803 - shape suffix
+    tokens: list[int],
+) -> Propose:
+    """Like `eagle_proposer`, but the `k` drafts of all indices are made at once, some twenty times as fast.
+
+    Drafts after a wrong one differ, as they follow the right token instead: they are rejected either way.
+    """
+    known = torch.tensor(tokens)
+    index = torch.arange(len(tokens))
+    rows = UnrollRows(states_TCH, known, index, index, torch.zeros_like(index))
+    best = [drafter.logits(output).argmax(-1) for output in drafter.unroll(rows, k)]
+    drafts = drafter.target_ids_R[torch.stack(best, 1)].tolist()
+    return lambda index, k: drafts[index][:k]
 
 
 def ngram_proposer(tokens: list[int]) -> Propose:

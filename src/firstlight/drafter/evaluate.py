@@ -18,7 +18,7 @@ import torch
 from firstlight.base.errors import UsageError
 from firstlight.base.files import replacing
 from firstlight.drafter.baselines import off_by_one
-from firstlight.drafter.chain import Propose, Rounds, eagle_proposer, ngram_proposer, run_chain
+from firstlight.drafter.chain import Propose, Rounds, ngram_proposer, run_chain, unrolled_proposer
 from firstlight.drafter.checkpoints import load_drafter
 from firstlight.drafter.make_drafter import initialise
 from firstlight.drafter.objective import Tally, Teacher, make_teacher, unrolled
@@ -154,7 +154,7 @@ def _chain(
     drafters: dict[str, Eagle3Drafter], chosen: Chosen, settings: EvaluateSettings
 ) -> dict[str, list[tuple[Document, Rounds]]]:
     makers: dict[str, Callable[[torch.Tensor, list[int]], Propose]] = {
-        name: partial(eagle_proposer, drafter) for name, drafter in drafters.items()
+        name: partial(unrolled_proposer, drafter, settings.num_drafts) for name, drafter in drafters.items()
     }
     makers[NGRAM] = lambda states, tokens: ngram_proposer(tokens)
     found: dict[str, list[tuple[Document, Rounds]]] = {name: [] for name in makers}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from firstlight.drafter.chain import eagle_proposer, run_chain
+from firstlight.drafter.chain import run_chain, unrolled_proposer
 from firstlight.drafter.evaluate import bootstrap
 from firstlight.drafter.explain.evidence import Accuracy, Bucket, OwnLoop
 from firstlight.models.eagle3 import Eagle3Drafter
@@ -112,7 +112,7 @@ def own_loop(drafter: Eagle3Drafter, samples: list[Sample], k: int) -> OwnLoop:
     results = []
     for sample in samples:
         tokens = sample.tokens[1:]
-        propose = eagle_proposer(drafter, sample.for_layers(layers), tokens)
+        propose = unrolled_proposer(drafter, k, sample.for_layers(layers), tokens)
         results.append(run_chain(tokens, sample.num_prompt - 1, k, propose))
     low, high = bootstrap(results, seed=0)
     emitted, rounds = (sum(getattr(r, name) for r in results) for name in ("emitted", "num_rounds"))
