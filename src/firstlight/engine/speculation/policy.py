@@ -14,43 +14,52 @@ FIRST_GUESS = 0.6
 _PRIOR_WEIGHT = 2.0
 _KEPT = 1.0 - 1.0 / 48.0  # of a count, at each verification: the last few dozen matter
 _LEAST_COVERAGE = 0.02  # a drafter that knew nothing for long may know something now
-_NEW_TIME = 0.1  # weight of a new step in the running mean of its kind
+_NEW_TIME = 0.1  # weight of a new step in the running mean of all
+_NEW_OWN = 0.02  # and in that of its size
 _LONGEST_OUTLIER = 3.0  # a step of that many times the mean counts as no more
 # A gain of less is not worth the risk that the estimate is wrong.
 LEAST_GAIN = 1.02
 LEAST_MORE = 1.005  # for each draft more
-# How often a look is taken while no drafts are made, in steps; and what the past may weigh against a look.
+# How often a look is taken at most while no drafts are made, in steps, and what the past may weigh against it.
 STEPS_BETWEEN_LOOKS = 64
 LOOK_TOKENS = 2
+LOOK_SHARE = 0.01  # of the time, at most
 _PAST_WEIGHT = 4.0
 
 
 class StepTimes:
-    """Seconds of a step of m rows: those of the start, corrected by the steps that come."""
+    """Seconds of a step of m rows: those of the start, corrected by the steps that come.
+
+    A machine that is slower or quicker than at the start is so for every size, so most of a correction goes
+    to all: sizes that do not come stay comparable with those that do.
+    """
 
     def __init__(self, measured: Mapping[int, float]) -> None:
-        self._times_s = dict(measured)
-        self._rows = sorted(self._times_s)
+        self._curve_s = dict(measured)
+        self._rows = sorted(self._curve_s)
+        self._drift = 1.0
+        self._own: dict[int, float] = {}  # what a size has beside the drift
 
     def record(self, num_rows: int, seconds: float) -> None:
         """A step without prompts took so long."""
-        mean = self._times_s.get(num_rows)
-        if mean is None:
-            mean = self._times_s[num_rows] = self.of(num_rows)
-            self._rows = sorted(self._times_s)
-        self._times_s[num_rows] = mean + _NEW_TIME * (min(seconds, _LONGEST_OUTLIER * mean) - mean)
+        ratio = min(seconds / self.of(num_rows), _LONGEST_OUTLIER)
+        self._drift *= 1.0 + _NEW_TIME * (ratio - 1.0)
+        self._own[num_rows] = self._own.get(num_rows, 1.0) * (1.0 + _NEW_OWN * (ratio - 1.0))
 
     def learn(self, num_rows: int, seconds: float) -> None:
         """As `record`, but the first of so many rows counts as it is."""
-        if num_rows in self._times_s:
+        if num_rows in self._curve_s:
             self.record(num_rows, seconds)
         else:
-            self._times_s[num_rows] = seconds
-            self._rows = sorted(self._times_s)
+            self._curve_s[num_rows] = seconds / self._drift
+            self._rows = sorted(self._curve_s)
 
     def of(self, num_rows: float) -> float:
-        """Between two known sizes, and beyond the last one, on the line through both."""
-        rows, times_s = self._rows, self._times_s
+        """Between two sizes of the start, and beyond the last one, on the line through both, corrected."""
+        return self._line(num_rows) * self._drift * self._own.get(round(num_rows), 1.0)
+
+    def _line(self, num_rows: float) -> float:
+        rows, times_s = self._rows, self._curve_s
         if len(rows) == 1:
             return times_s[rows[0]]
         place = min(max(bisect_right(rows, num_rows), 1), len(rows) - 1)
@@ -135,11 +144,20 @@ class Policy:
             self._num_since_look = 0
             return best
         self._num_since_look += 1
-        if self._num_since_look < STEPS_BETWEEN_LOOKS:
+        if not self._may_look(num_sequences, base_s):
             return 0
         self._num_since_look = 0
         self.acceptance.loosen()
         return min(LOOK_TOKENS, self.most)
+
+    def _may_look(self, num_sequences: int, base_s: float) -> bool:
+        """Not so soon after the last that looks would cost more than their share of the time."""
+        if self._num_since_look < STEPS_BETWEEN_LOOKS:
+            return False
+        assert self.times is not None, "asked before the engine serves"
+        num = min(LOOK_TOKENS, self.most)
+        look_s = self.times.of(num_sequences * (1 + num)) + self._draft_time(num, num_sequences) - base_s
+        return look_s <= LOOK_SHARE * base_s * self._num_since_look
 
     def record_draft_time(self, num: int, num_sequences: int, seconds: float) -> None:
         """Proposing `num` drafts each for so many sequences took so long."""

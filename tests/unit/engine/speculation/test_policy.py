@@ -56,6 +56,12 @@ def test_while_nothing_pays_a_look_is_taken_now_and_then() -> None:
     assert policy.choose(1) > 0
 
 
+def test_a_look_that_costs_much_is_taken_seldom() -> None:
+    policy = policy_of(STEEP, 0)
+    chosen = [policy.choose(1) for _ in range(401)]
+    assert chosen.count(0) == len(chosen) - 2  # a step of three rows costs two steps more: 1 % after 200
+
+
 def test_a_slow_drafter_is_not_asked() -> None:
     policy = policy_of(FLAT, 4)
     for num in range(1, 5):
@@ -71,8 +77,21 @@ def test_step_times_are_lines_between_what_is_known_and_follow_what_comes() -> N
     assert times.of(4) == pytest.approx(3.0)
     times.record(4, 1000.0)
     assert times.of(4) < 4.0
-    times.record(5, 3.2)
-    assert times.of(5) == pytest.approx(3.56)
+
+
+def test_sizes_that_do_not_come_stay_comparable_with_those_that_do() -> None:
+    """A start on a busy machine; then only steps of 32 rows come, in half the time."""
+    times = StepTimes({1: 2.0, 16: 20.0, 32: 40.0})
+    for _ in range(400):
+        times.record(32, 20.0)
+    assert times.of(32) == pytest.approx(20.0, rel=0.01)
+    assert times.of(64) > 1.9 * times.of(32)
+    assert times.of(16) == pytest.approx(10.0, rel=0.2)
+    for _ in range(400):
+        times.record(16, 12.0)
+        times.record(32, 20.0)
+    assert times.of(16) == pytest.approx(12.0, rel=0.02)
+    assert times.of(32) == pytest.approx(20.0, rel=0.02)
 
 
 def test_a_sequence_whose_drafts_are_wrong_is_left_alone_for_a_while() -> None:
