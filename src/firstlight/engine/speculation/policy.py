@@ -20,7 +20,7 @@ _LONGEST_OUTLIER = 3.0  # a step of that many times the mean counts as no more
 # A gain of less is not worth the risk that the estimate is wrong.
 LEAST_GAIN = 1.02
 LEAST_MORE = 1.005  # for each draft more
-# How often a look is taken at most while no drafts are made, in steps, and what the past may weigh against it.
+# While no drafts are made: steps between two looks, at least, and what the past may weigh against a look.
 STEPS_BETWEEN_LOOKS = 64
 LOOK_TOKENS = 2
 LOOK_SHARE = 0.01  # of the time, at most
