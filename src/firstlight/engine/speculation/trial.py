@@ -22,7 +22,7 @@ from firstlight.engine.speculation.speculation import Speculation
 
 LIMIT_S = 1.0
 PROMPT_SHARE = 0.4  # of that time for the prompts, which are as long as they have become by then
-NUM_PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 4, 16, 24
+NUM_PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 2, 8, 16
 _TIMES = 2  # a draft is timed so often
 _KEPT = (
     "acceptance_length",
