@@ -39,10 +39,14 @@ def test_it_says_what_a_draft_takes_and_how_often_it_is_right(engine: Harness) -
     engine.core.begin(measure_step_times(engine.core, VOCABULARY))
     report = try_drafter(engine.core, 1)
     assert report is not None
-    assert (report["draft_tokens"], report["num_prompts"], report["is_complete"]) == (2, 4, True)
-    assert report["num_tokens"] == 4 * trial.ANSWER_TOKENS
+    assert (report["draft_tokens"], report["num_prompts"], report["is_complete"]) == (
+        2,
+        trial.NUM_PROMPTS,
+        True,
+    )
+    assert report["num_tokens"] == trial.NUM_PROMPTS * trial.ANSWER_TOKENS
     assert 1.0 <= report["acceptance_length"] <= 3.0
-    assert report["accepted_per_drafted"] == pytest.approx((report["acceptance_length"] - 1) / 2, abs=0.05)
+    assert report["accepted_per_drafted"] == pytest.approx((report["acceptance_length"] - 1) / 2, abs=0.1)
     assert report["draft_ms"].keys() == {"1", "2"}
     assert in_words(report).startswith(f"{report['acceptance_length']:.2f} tokens a step with 2 drafts")
     assert_nothing_stays(engine)
