@@ -5,7 +5,6 @@ Used by the tests of recorded steps. Invariant: sums are made in the order of th
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,49 +15,16 @@ from firstlight.base.config import EngineSection
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.startup import Started, start
 from firstlight.facts.checkpoint import open_checkpoint
-from firstlight.ops.collectives import Group
+from firstlight.ops.thread_group import Meeting, ThreadGroup
 
 DEADLINE_S = 60.0
-
-
-class Meeting:
-    """Where the ranks lay down what they have."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=DEADLINE_S)
-        self.values: list[Any] = [None] * size
-
-
-class ThreadGroup(Group):
-    """One rank of a meeting."""
-
-    def __init__(self, rank: int, meeting: Meeting) -> None:
-        super().__init__(rank, len(meeting.values))
-        self._meeting = meeting
-
-    def _exchange(self, value: Any) -> list[Any]:
-        self._meeting.values[self.rank] = value
-        self._meeting.barrier.wait()
-        values = list(self._meeting.values)
-        self._meeting.barrier.wait()
-        return values
-
-    def all_reduce(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        first, *others = self._exchange(tensor.float().clone())
-        return sum(others, start=first)
-
-    def gather_columns(self, name: str, tensor_RC: torch.Tensor, widths: list[int]) -> torch.Tensor:
-        return torch.cat(self._exchange(tensor_RC.clone()), 1)
-
-    def agree_on_least(self, name: str, value: int) -> int:
-        return min(self._exchange(value))
 
 
 class ThreadRanks:
     """The ranks of one model, which run plans together."""
 
     def __init__(self, path: Path, num_ranks: int, **section: Any) -> None:
-        meeting = Meeting(num_ranks)
+        meeting = Meeting(num_ranks, DEADLINE_S)
         self._pool = ThreadPoolExecutor(num_ranks)
         sizes = {"threads": 1, "kv_memory_bytes": 2**25, "tensor_parallel": num_ranks, **section}
 

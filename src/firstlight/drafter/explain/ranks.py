@@ -1,14 +1,12 @@
 """The target on several ranks in one process, to see what each of them captures.
 
 Called by `collect` where more than one rank is asked for. The ranks are threads with their own shares of the
-weights; their sums go through memory. Invariant: sums are made in the order of the ranks.
+weights. Invariant: every rank runs the same plan.
 """
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 
@@ -16,45 +14,7 @@ from firstlight.base.config import EngineSection
 from firstlight.drafter.target import Target
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.startup import Started, start
-from firstlight.ops.collectives import Group
-
-DEADLINE_S = 600.0
-
-
-class Meeting:
-    """Where the ranks lay down what they have."""
-
-    def __init__(self, size: int, deadline_s: float = DEADLINE_S) -> None:
-        self.barrier = threading.Barrier(size, timeout=deadline_s)
-        self.values: list[Any] = [None] * size
-
-
-class ThreadGroup(Group):
-    """One rank of a meeting."""
-
-    def __init__(self, rank: int, meeting: Meeting) -> None:
-        super().__init__(rank, len(meeting.values))
-        self._meeting = meeting
-
-    def _exchange(self, value: Any) -> list[Any]:
-        self._meeting.values[self.rank] = value
-        self._meeting.barrier.wait()
-        values = list(self._meeting.values)
-        self._meeting.barrier.wait()
-        return values
-
-    def all_reduce(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum, in float32."""
-        first, *others = self._exchange(tensor.float().clone())
-        return sum(others, start=first)
-
-    def gather_columns(self, name: str, tensor_RC: torch.Tensor, widths: list[int]) -> torch.Tensor:  # noqa: N803
-        """All columns on every rank."""
-        return torch.cat(self._exchange(tensor_RC.clone()), 1)
-
-    def agree_on_least(self, name: str, value: int) -> int:
-        """The smallest value."""
-        return int(min(self._exchange(value)))
+from firstlight.ops.thread_group import Meeting, ThreadGroup
 
 
 def states_of_ranks(
