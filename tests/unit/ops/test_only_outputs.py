@@ -71,7 +71,7 @@ def recorded_logits(ops: NativeBackend, head: object, residual_TH: torch.Tensor)
     """The logits of the last two rows, of a step that is the final norm and this head."""
     num_rows, hidden = residual_TH.shape
     shape = AttentionShape(1, 1, 8, None)
-    tape = NativeTape(ops, shape, ([], []), num_rows, hidden, lambda name: 1)
+    tape = NativeTape(ops, shape, ([], []), num_rows, (hidden, 0), lambda name: 1)
     tape.embed(None, lambda tokens_T: residual_TH[tokens_T])
     weight = torch.ones(hidden)
     tape.logits([head], tape.norm(weight, 1e-5, of_logit_rows=True), None)
