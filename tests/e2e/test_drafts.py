@@ -14,7 +14,6 @@ import pytest
 
 from firstlight.engine.messages import Abort, Submit
 from firstlight.engine.speculation.ngram import NgramDrafter
-from firstlight.facts.description import ModelDescription
 from firstlight.models.eagle3_file import save_eagle3
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.eagle3 import tiny_eagle3
@@ -24,10 +23,8 @@ from support.workloads import circling, requests
 
 VOCABULARY = 1200
 LENGTH = 256
-# The real model is a llama, see test_invariants_real.
-MODELS: dict[str, ModelDescription] = {
-    "mistral": tiny_description("mistral", sliding_window=40, vocab_size=VOCABULARY, max_position=LENGTH),
-}
+# With a window; the real model, see test_invariants_real, is one without.
+MODEL = tiny_description("mistral", sliding_window=40, vocab_size=VOCABULARY, max_position=LENGTH)
 STOPS = tuple(range(2, VOCABULARY, 19))
 STOPPING = {"stop_token_ids": STOPS, "logit_bias": dict.fromkeys(STOPS, 1.0), "temperature": 1.0}
 WORKLOAD = [
@@ -40,10 +37,9 @@ SIZES = {"max_num_seqs": 16, "max_batched_tokens": 256}
 Baseline = dict[str, Result]
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    description = MODELS[request.param]
-    return write_hf_folder(tmp_path_factory.mktemp("tiny") / "m", description, random_weights(description))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hf_folder(tmp_path_factory.mktemp("tiny") / "m", MODEL, random_weights(MODEL))
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,14 @@ import torch
 
 from firstlight.base.config import EngineSection
 from firstlight.engine.plan import StepPlan
-from firstlight.engine.startup import Started, start
+from firstlight.engine.startup import Started, quiet, start
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.ops.collectives import Group
 
 
 def open_engine(model: Path, dtype: str, section: EngineSection) -> Started:
     """A single rank that is ready to run plans."""
-    return start(open_checkpoint(model), dtype, section, Group(), _quiet)
-
-
-def _quiet(phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = "") -> None:
-    """Takes a report of progress and shows nothing."""
+    return start(open_checkpoint(model), dtype, section, Group(), quiet)
 
 
 def logits_of(engine: Started, tokens: list[int], rows_per_step: int) -> torch.Tensor:

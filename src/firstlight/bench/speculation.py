@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class SpeculationOrder:
     threads: int = 0
     cpu_kernels: str = "auto"
 
-    @property
+    @cached_property
     def max_prompt_tokens(self) -> int:
         """Longer prompts are left out."""
         room = open_checkpoint(self.model).description.max_position - self.answer_tokens - 1

@@ -6,7 +6,6 @@ what is finished there. Invariant: `firstlight --help` loads none of the room `d
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +24,7 @@ from firstlight.cli.drafter_options import (
     engine_options,
 )
 from firstlight.cli.drafter_results import check, evaluate, export, probe, run
-from firstlight.cli.locate import locate
+from firstlight.cli.locate import locate, say
 from firstlight.cli.options import Debug, add_command
 
 drafter_app = typer.Typer(
@@ -257,7 +256,7 @@ def train(options: TrainOptions) -> None:
         device=options.device,
         num_ranks=options.ranks,
         tensorboard=options.tensorboard,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
+        say=say,
     )
     stage = run_stage(options.out, open_target(locate(options.target)), settings, limits)
     print(f"step {stage.manifest.numbers['step']} in {stage.folder}")

@@ -22,14 +22,6 @@ TargetOption = Annotated[
 Batch = Annotated[int, typer.Option(help="Sequences that the engine runs together.", min=1)]
 Threads = Annotated[int, typer.Option(help="Operator threads. 0: the usable cores.", min=0)]
 Kernels = Annotated[str, typer.Option(help="auto: our own; stock: those of PyTorch.")]
-MAX_MODEL_LEN = 1024
-
-
-def engine_options(batch: int, threads: int, kernels: str) -> dict[str, Any]:
-    """Options of the engine that makes prompts and answers."""
-    return {"max_num_seqs": batch, "threads": threads, "cpu_kernels": kernels, "max_model_len": MAX_MODEL_LEN}
-
-
 Layers = Annotated[
     list[int] | None,
     typer.Option(help="Blocks that have run when a state is taken; repeatable. Default: 2, L/2, L-3."),
@@ -37,3 +29,9 @@ Layers = Annotated[
 Storage = Annotated[
     str, typer.Option(help="Of the states: bfloat16; or int8, nearly half as large, with its error told.")
 ]
+MAX_MODEL_LEN = 1024
+
+
+def engine_options(batch: int, threads: int, kernels: str) -> dict[str, Any]:
+    """Options of the engine that makes prompts and answers."""
+    return {"max_num_seqs": batch, "threads": threads, "cpu_kernels": kernels, "max_model_len": MAX_MODEL_LEN}

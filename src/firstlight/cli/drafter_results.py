@@ -5,7 +5,6 @@ Registered by `cli.drafter`. Invariant: results go to standard output, progress 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from firstlight.cli.drafter_options import Batch, Kernels, Out, TargetOption, Threads, engine_options
-from firstlight.cli.locate import locate
+from firstlight.cli.locate import locate, say
 from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
@@ -237,9 +236,6 @@ def run(options: RunOptions) -> None:
         threads=options.threads,
         force=options.force,
     )
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
     report = run_all(options.out, open_target(locate(options.target)), order, say)
     show(table(report), teacher_forced(report))

@@ -32,7 +32,7 @@ from firstlight.drafter.shards import (
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
 from firstlight.drafter.target import Target, read_ends
 from firstlight.engine.plan import StepPlan
-from firstlight.engine.startup import Started, start
+from firstlight.engine.startup import Started, quiet, start
 from firstlight.ops.collectives import Group
 
 STEP_TOKENS = 1024  # of a step, as far as whole documents fit
@@ -70,7 +70,7 @@ class Capturer:
             prefix_cache=False,
         )
         every = (*self.layers, description.num_layers) if keeps_states else ()
-        self._engine: Started = start(target.checkpoint, settings.dtype, section, Group(), _quiet, every)
+        self._engine: Started = start(target.checkpoint, settings.dtype, section, Group(), quiet, every)
 
     @property
     def max_tokens(self) -> int:
@@ -270,7 +270,3 @@ def _groups(answers: list[Answer], max_tokens: int) -> Iterator[list[Answer]]:
         total += num
     if group:
         yield group
-
-
-def _quiet(phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = "") -> None:
-    """The engine's start shows nothing here: the stage has its own meter."""

@@ -22,7 +22,7 @@ from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Abort, SequenceOutput, Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
-from firstlight.engine.startup import Started, start
+from firstlight.engine.startup import Started, quiet, start
 from firstlight.ops.collectives import Group
 
 LOOK_EVERY = 8  # tokens of an answer between two looks for a loop
@@ -55,7 +55,7 @@ class TappedEngine:
         # A prompt's tokens that came from the prefix cache would leave no states.
         section = EngineSection(**{**options, "cpu_kernels": settings.cpu_kernels, "prefix_cache": False})
         every = (*self.layers, target.checkpoint.description.num_layers)
-        self._started: Started = start(target.checkpoint, settings.dtype, section, Group(), _quiet, every)
+        self._started: Started = start(target.checkpoint, settings.dtype, section, Group(), quiet, every)
         self._core: EngineCore = self._started.core(self._execute)
         self._kept: dict[int, _Kept] = {}
 
@@ -116,7 +116,3 @@ class TappedEngine:
 
 def _loops(answer: Tapped) -> bool:
     return len(answer.token_ids) % LOOK_EVERY == 0 and loop_start(answer.token_ids) is not None
-
-
-def _quiet(phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = "") -> None:
-    """The engine's start shows nothing here: the stage has its own meter."""

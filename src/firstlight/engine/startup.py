@@ -55,6 +55,10 @@ class Report(Protocol):
     ) -> None: ...
 
 
+def quiet(phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = "") -> None:
+    """A `Report` that shows nothing: whoever starts the engine has a meter of their own, or none."""
+
+
 @dataclass(frozen=True)
 class Started:
     """A rank that is ready to run plans. `report` is the start-up report."""

@@ -68,8 +68,7 @@ def same_template(evidence: Evidence) -> Finding | None:
             data.first_difference,
         ],
         next_step="Give the server the template of the data (--chat-template), or generate, capture and "
-        "train "
-        "again with the served one.",
+        "train again with the served one.",
     )
 
 
@@ -87,8 +86,7 @@ def mask_is_full(evidence: Evidence) -> Finding | None:
         sure=Sure.PROVED if is_empty else Sure.LIKELY,
         place=Place.DATA,
         said="Documents have no supervised token, so nothing is learned from them: the turns of the answer "
-        "were "
-        "not found in the rendered text.",
+        "were not found in the rendered text.",
         evidence=[
             f"{100 * data.supervised_share:.2f} % of the indices are supervised",
             f"{data.num_without_supervision} of {data.num_documents} documents have none",
@@ -206,13 +204,11 @@ def last_state_is_the_teacher(evidence: Evidence) -> Finding | None:
         sure=Sure.PROVED,
         place=Place.CAPTURE,
         said="The target's norm and head on the last captured state do not give what the target chose: the "
-        "state "
-        "is of another block, it was normed, or the answers are not greedy. A drafter learns from a weak "
-        "teacher.",
+        "state is of another block, it was normed, or the answers are not greedy. A drafter learns from a "
+        "weak teacher.",
         evidence=[line for stage in ("stored", "decode") for line in _teachers(evidence, stage)],
         next_step="Check that the last state is taken behind the last block and before the final norm, and "
-        "that "
-        "answers were made at temperature 0; then capture again.",
+        "that answers were made at temperature 0; then capture again.",
     )
 
 
@@ -237,8 +233,7 @@ def said_of(layer: LayerMatch) -> str:
     """One state in words."""
     return (
         f"state {layer.layer}: cosine {layer.cosine:.4f} and relative distance {layer.relative_l2:.3f} from "
-        "the "
-        f"reference; state {layer.best_layer} fits it with {layer.best_cosine:.4f}"
+        f"the reference; state {layer.best_layer} fits it with {layer.best_cosine:.4f}"
     )
 
 

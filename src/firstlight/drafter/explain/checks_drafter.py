@@ -30,11 +30,9 @@ _IN_CONFIG = (
 )
 _STEPS = {
     variants.IDS_LOWER: "Correct the layer ids: at the top level of config.json they count blocks that have "
-    "run; "
-    "in eagle_config they name the block whose output is taken.",
+    "run; in eagle_config they name the block whose output is taken.",
     variants.IDS_HIGHER: "Correct the layer ids: files of SGLang and SpecForge name the block whose output "
-    "is "
-    "taken, and need 1 more where blocks that have run are counted.",
+    "is taken, and need 1 more where blocks that have run are counted.",
     variants.ROPE: "Write the rope_scaling that the drafter was trained with into its config.json.",
     variants.EMBEDDING: "Leave embed_tokens out of the file, or export the one that training used.",
     variants.HEAD: "Export lm_head again: the file's is not the one that was trained.",
@@ -151,8 +149,7 @@ def says_what_the_target_says(evidence: Evidence) -> Finding | None:
             *(f"training said {100 * value:.1f} %" for value in (trained.accuracy[:1] if trained else [])),
         ],
         next_step="Build the draft vocabulary from answers of this target, make it larger, and count "
-        "accuracy "
-        "over the whole vocabulary.",
+        "accuracy over the whole vocabulary.",
     )
 
 
@@ -168,12 +165,10 @@ def learned(evidence: Evidence) -> Finding | None:
         sure=Sure.LIKELY,
         place=Place.TRAINING,
         said="On the reference's own states, without any engine, the drafter is right too rarely to pay for "
-        "itself: "
-        "too little training, too little data, or data of another kind.",
+        "itself: too little training, too little data, or data of another kind.",
         evidence=[_said(accuracy), *_served_as_expected(evidence)],
         next_step="Look at the curves in train/curves.png: if accuracy still rises, train on; if it stands, "
-        "generate "
-        "more answers of the kind that is served.",
+        "generate more answers of the kind that is served.",
     )
 
 
@@ -214,8 +209,7 @@ def _served_as_expected(evidence: Evidence) -> list[str]:
         return []
     return [
         f"served {served.acceptance_length:.2f} ({served.source}), own loop {loop.acceptance_length:.2f}: "
-        "the "
-        "engine loses nothing"
+        "the engine loses nothing"
     ]
 
 

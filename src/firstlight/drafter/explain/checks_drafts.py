@@ -11,7 +11,7 @@ from firstlight.drafter.explain import variants
 from firstlight.drafter.explain.draft_keys import CACHED as CACHED_KEYS
 from firstlight.drafter.explain.draft_keys import PROMPT, VERIFIED
 from firstlight.drafter.explain.drafts import CACHED, FIRST, LATER, STALE
-from firstlight.drafter.explain.evidence import DraftMatch, Evidence
+from firstlight.drafter.explain.evidence import DraftMatch, Evidence, OwnLoop
 from firstlight.drafter.explain.finding import Finding, Place, Side, Sure
 
 SAME_DRAFTS = 0.95  # near ties fall to either side
@@ -113,8 +113,7 @@ def cached_drafts(evidence: Evidence) -> Finding | None:
         sure=Sure.PROVED,
         place=Place.DRAFTS,
         said="Behind a prefix that came from the cache the engine drafts other tokens than the reference, "
-        "without "
-        "one it does not: pages are reused whose draft keys were never written.",
+        "without one it does not: pages are reused whose draft keys were never written.",
         evidence=[_said_of_drafts(m) for m in (*others, match)],
         next_step="Write a page's draft keys before it may be hit, or recompute the prefix for the drafter; "
         "--no-prefix-cache shows the difference.",
@@ -126,7 +125,7 @@ def engine_as_its_own_loop(evidence: Evidence) -> Finding | None:
     engine, loop = evidence.engine, evidence.engine_loop
     if engine is None or loop is None:
         return None
-    if engine.acceptance_length >= min(0.95 * loop.acceptance_length, loop.low):
+    if _reaches(engine.acceptance_length, loop):
         return None
     return Finding(
         cause="the engine accepts less than it could",
@@ -148,7 +147,7 @@ def served_as_predicted(evidence: Evidence) -> Finding | None:
     served, loop, accuracy = evidence.served, evidence.own_loop, evidence.accuracy
     if served is None or loop is None or accuracy is None:
         return None
-    if served.acceptance_length >= min(0.95 * loop.acceptance_length, loop.low):
+    if _reaches(served.acceptance_length, loop):
         return None
     exact = served.acceptance_length < 1.005
     signature = (
@@ -168,8 +167,7 @@ def served_as_predicted(evidence: Evidence) -> Finding | None:
             f"{loop.k}"
         ],
         next_step="Run firstlight drafter probe on the folder that is served, then try the server with one "
-        "rank, "
-        "without its prefix cache, and with the algorithm named explicitly.",
+        "rank, without its prefix cache, and with the algorithm named explicitly.",
     )
 
 
@@ -196,8 +194,7 @@ def _drafts(evidence: Evidence, match: DraftMatch, cause: str, said: str) -> Fin
         said=said + ".",
         evidence=shown,
         next_step="Mend this in the engine's drafter; firstlight drafter probe gives states and expected "
-        "drafts "
-        "to test it with.",
+        "drafts to test it with.",
     )
 
 
@@ -217,3 +214,8 @@ CHECKS = (
     engine_as_its_own_loop,
     served_as_predicted,
 )
+
+
+def _reaches(acceptance_length: float, loop: OwnLoop) -> bool:
+    """Within 5 % of the own loop, or in its interval."""
+    return acceptance_length >= min(0.95 * loop.acceptance_length, loop.low)

@@ -76,8 +76,7 @@ def ranks_agree(evidence: Evidence) -> Finding | None:
             f"{said_of(found)}; the mean of the ranks has {match.ranks_mean_cosine or 0.0:.4f} on average",
         ],
         next_step="Capture behind the reduction over the ranks (a fused all-reduce postpones it), or serve "
-        "with "
-        "one rank.",
+        "with one rank.",
     )
 
 

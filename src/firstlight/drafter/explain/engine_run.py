@@ -21,7 +21,7 @@ from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.places import slots_of
-from firstlight.engine.startup import Started, start
+from firstlight.engine.startup import Started, quiet, start
 from firstlight.ops.collectives import Group
 
 MAX_SEQUENCES = 8
@@ -135,7 +135,7 @@ def draft_keys(drafter: Any) -> torch.Tensor | None:
 def start_drafting(order: Order) -> Started:
     """The engine as `firstlight serve --drafter FOLDER` starts it, on one rank and in this process."""
     section = engine_section(order, drafter=str(order.drafter), draft_tokens=order.k, draft_adapt=False)
-    started = start(order.target.checkpoint, "auto", section, Group(), _quiet)
+    started = start(order.target.checkpoint, "auto", section, Group(), quiet)
     assert started.drafter is not None, "an engine with a drafter that does not draft"
     return started
 
@@ -153,7 +153,3 @@ def engine_section(order: Order, **more: Any) -> EngineSection:
         kv_memory_bytes=MAX_SEQUENCES * length * token_bytes,
         **more,
     )
-
-
-def _quiet(phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = "") -> None:
-    """The engine's start shows nothing here: the command has its own meter."""

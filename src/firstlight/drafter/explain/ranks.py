@@ -13,7 +13,7 @@ import torch
 from firstlight.base.config import EngineSection
 from firstlight.drafter.target import Target
 from firstlight.engine.plan import StepPlan
-from firstlight.engine.startup import Started, start
+from firstlight.engine.startup import Started, quiet, start
 from firstlight.ops.thread_group import Meeting, ThreadGroup
 
 
@@ -35,7 +35,7 @@ def states_of_ranks(
 
     def one(rank: int) -> torch.Tensor:
         started: Started = start(
-            target.checkpoint, "auto", section, ThreadGroup(rank, meeting), _quiet, layers
+            target.checkpoint, "auto", section, ThreadGroup(rank, meeting), quiet, layers
         )
         num_pages = -(-len(tokens) // started.section.page_size_tokens)
         pages = [(0, 0, list(range(1, num_pages + 1)))]
@@ -44,7 +44,3 @@ def states_of_ranks(
 
     with ThreadPoolExecutor(num_ranks) as pool:
         return list(pool.map(one, range(num_ranks)))
-
-
-def _quiet(phase: str, done: int = 0, total: int = 0, unit: str = "", detail: str = "") -> None:
-    """The engine's start shows nothing here: the command has its own meter."""

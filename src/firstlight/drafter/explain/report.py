@@ -17,8 +17,7 @@ from firstlight.drafter.explain.judge import Verdict
 WIDTH = 110
 _FINE = (
     "The drafter is what its training made of it, and the engine serves it as the reference does. If it is "
-    "still "
-    "too slow, more data or training is the way, not the engine."
+    "still too slow, more data or training is the way, not the engine."
 )
 
 
