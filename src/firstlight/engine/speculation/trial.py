@@ -18,6 +18,8 @@ from firstlight.engine.messages import Abort, Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.counts import figures
+from firstlight.engine.speculation.drafter import TreeDrafter
+from firstlight.engine.speculation.shape import NOTHING, Shape, chain
 from firstlight.engine.speculation.speculation import Speculation
 
 LIMIT_S = 1.0
@@ -47,6 +49,8 @@ def try_drafter(core: EngineCore, first_token: int | None) -> dict[str, Any] | N
     said = figures(speculation.counts)
     report = {
         "draft_tokens": speculation.policy.most,
+        "draft_top_k": speculation.policy.largest.top_k,
+        "draft_nodes": speculation.policy.largest.nodes,
         "num_prompts": len(prompts),
         "num_tokens": trial.num_tokens,
         **{name: said[name] for name in _KEPT},
@@ -63,8 +67,8 @@ def in_words(report: dict[str, Any]) -> str:
     length, times_ms = report["acceptance_length"], report["draft_ms"]
     if length is None or not times_ms:
         return "the drafter could not be tried in time"
-    most = report["draft_tokens"]
-    return f"{length:.2f} tokens a step with {most} drafts, which take {times_ms[str(most)]:.2f} ms"
+    words, draft_ms = list(times_ms.items())[-1]
+    return f"{length:.2f} tokens a step with {words} drafts, which take {draft_ms:.2f} ms"
 
 
 @dataclass
@@ -81,14 +85,14 @@ class _Trial:
         num = min(NUM_PROMPTS, self.core.scheduler.most_running(1 + PROMPT_TOKENS + ANSWER_TOKENS))
         sampled = SamplingParams(temperature=1.0, max_tokens=PROMPT_TOKENS, ignore_eos=True, seed=0)
         params = [msgspec.structs.replace(sampled, seed=seed) for seed in range(num)]
-        self.speculation.policy.forced = 0
+        self.speculation.policy.forced = NOTHING
         said = self._run([[first_token]] * num, params, self.prompts_until_s)
         return [[first_token, *tokens] for tokens in said]
 
     def answer(self, prompts: list[list[int]]) -> None:
         """Greedy answers with as many drafts as may be; a draft is timed on the way."""
         policy = self.speculation.policy
-        policy.forced = policy.most
+        policy.forced = policy.largest
         params = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, seed=0, ignore_eos=True)
         said = self._run(prompts, [params] * len(prompts), self.until_s)
         policy.forced = None
@@ -103,7 +107,7 @@ class _Trial:
             outputs = self.core.step()
             for output in outputs.outputs if outputs is not None else []:
                 said[output.request_id] += output.token_ids
-            if self.speculation.policy.forced and not self.draft_ms:
+            if self.speculation.policy.forced == self.speculation.policy.largest and not self.draft_ms:
                 self._time(self.core.scheduler.decoding_sequences())
         self.core.handle(Abort(names))
         while self.core.step() is not None:
@@ -112,14 +116,21 @@ class _Trial:
 
     def _time(self, sequences: list[Sequence]) -> None:
         """Drafts for one and for all of the sequences, thrown away."""
-        drafter, policy = self.speculation.drafter, self.speculation.policy
+        policy = self.speculation.policy
+        shapes = [chain(num) for num in range(1, policy.most + 1)]
+        shapes += [policy.largest] if policy.largest.is_tree else []
         for some in ([sequences] if len(sequences) > 1 else []) + [sequences[:1]]:
-            for num in range(1, policy.most + 1):
-                times_s = []
-                for _ in range(_TIMES):
-                    started_s = time.perf_counter()
-                    drafter.propose(some, num)
-                    times_s.append(time.perf_counter() - started_s)
-                policy.record_draft_time(num, len(some), min(times_s))
+            for shape in shapes:
+                draft_s = min(self._draft_time(some, shape) for _ in range(_TIMES))
+                policy.record_draft_time(shape, len(some), draft_s)
                 if len(some) == 1:
-                    self.draft_ms[str(num)] = round(1e3 * min(times_s), 3)
+                    self.draft_ms[shape.words] = round(1e3 * draft_s, 3)
+
+    def _draft_time(self, sequences: list[Sequence], shape: Shape) -> float:
+        drafter, started_s = self.speculation.drafter, time.perf_counter()
+        if shape.is_tree:
+            assert isinstance(drafter, TreeDrafter), "trees of a drafter that makes none"
+            drafter.propose_trees(sequences, shape)
+        else:
+            drafter.propose(sequences, shape.depth)
+        return time.perf_counter() - started_s

@@ -12,6 +12,7 @@ from firstlight.base.errors import UsageError
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.request import Sequence
+from firstlight.engine.speculation.ahead import Ahead
 from firstlight.engine.speculation.counts import DraftCounts, figures
 from firstlight.engine.speculation.synthetic import Synthetic
 from firstlight.serve.draft_metrics import families
@@ -58,14 +59,26 @@ def test_a_forced_profile_is_met_and_decides_the_same_again() -> None:
     synthetic = Synthetic((0.8, 0.25))
     forced = [0, 0, 0]
     num = 4000
+    drafts = [10, 11, 12]
+
+    def taken_of() -> list[bool]:
+        return [
+            synthetic.token(
+                Ahead.of(sequence, drafts[:place]), place, drafts[place : place + 1], 11, NO_LOGITS
+            )
+            == drafts[place]
+            for place in range(3)
+        ]
+
     for _ in range(num):
         sequence.tokens.append(1)
-        sequence.drafts = [10, 11, 12]
-        taken = [synthetic.token(sequence, place, 11, NO_LOGITS) == 10 + place for place in range(3)]
-        assert taken == [synthetic.token(sequence, place, 11, NO_LOGITS) == 10 + place for place in range(3)]
+        taken = taken_of()
+        assert taken == taken_of()
         forced = [count + one for count, one in zip(forced, taken, strict=True)]
     assert [count / num for count in forced] == pytest.approx([0.8, 0.25, 0.25], abs=0.03)
-    assert synthetic.token(sequence, 3, 11, NO_LOGITS) == 11
+    assert synthetic.token(sequence, 3, [], 11, NO_LOGITS) == 11
+    assert Synthetic((0.0,)).token(sequence, 0, [11, 10, 0], 11, NO_LOGITS) == 9
+    assert Synthetic((1.0,)).token(sequence, 0, [5, 11], 11, NO_LOGITS) == 5
 
 
 @pytest.mark.parametrize("text", ["", "a,b", "0.5,1.5", "-1", "nan"])

@@ -6,6 +6,7 @@ import pytest
 
 from firstlight.engine.speculation.memory import LONGEST_PAUSE, MAX_MISSES, SHORTEST_PAUSE, DraftMemory
 from firstlight.engine.speculation.policy import STEPS_BETWEEN_LOOKS, Policy, StepTimes
+from firstlight.engine.speculation.shape import chain
 
 FLAT = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0}
 STEEP = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}
@@ -23,25 +24,25 @@ def policy_of(times_s: dict[int, float], accepted: int, most: int = 4) -> Policy
 
 def test_before_it_begins_and_where_it_may_not_choose() -> None:
     policy = Policy(3)
-    assert policy.choose(1) == 0
+    assert policy.choose(1).depth == 0
     fixed = Policy(3, adapts=False)
-    assert fixed.choose(1) == 0
+    assert fixed.choose(1).depth == 0
     fixed.begin(STEEP)
-    assert [fixed.choose(number) for number in (1, 50)] == [3, 3]
+    assert [fixed.choose(number).depth for number in (1, 50)] == [3, 3]
     assert fixed.reason == "--no-draft-adapt"
 
 
 @pytest.mark.parametrize(("times_s", "accepted", "expected"), [(FLAT, 4, 4), (FLAT, 2, 2), (STEEP, 4, 0)])
 def test_as_many_as_pay(times_s: dict[int, float], accepted: int, expected: int) -> None:
     policy = policy_of(times_s, accepted)
-    assert policy.choose(1) == expected
+    assert policy.choose(1).depth == expected
     assert policy.reason.startswith(f"{expected or 'none'} ")
 
 
 def test_a_batch_that_fills_the_machine_gets_fewer() -> None:
     times_s = {rows: max(1.0, rows / 8) for rows in (1, 2, 4, 8, 16, 32, 64)}
     policy = policy_of(times_s, 3)
-    chosen = [policy.choose(number) for number in (1, 2, 4, 8, 16)]
+    chosen = [policy.choose(number).depth for number in (1, 2, 4, 8, 16)]
     assert chosen[0] == 3
     assert chosen == sorted(chosen, reverse=True)
     assert chosen[-1] == 0
@@ -49,24 +50,24 @@ def test_a_batch_that_fills_the_machine_gets_fewer() -> None:
 
 def test_while_nothing_pays_a_look_is_taken_now_and_then() -> None:
     policy = policy_of(FLAT, 0)
-    chosen = [policy.choose(1) for _ in range(3 * STEPS_BETWEEN_LOOKS)]
+    chosen = [policy.choose(1).depth for _ in range(3 * STEPS_BETWEEN_LOOKS)]
     assert chosen.count(0) == len(chosen) - 3
     for _ in range(100):
         policy.acceptance.record(2, 2)
-    assert policy.choose(1) > 0
+    assert policy.choose(1).depth > 0
 
 
 def test_a_look_that_costs_much_is_taken_seldom() -> None:
     policy = policy_of(STEEP, 0)
-    chosen = [policy.choose(1) for _ in range(401)]
+    chosen = [policy.choose(1).depth for _ in range(401)]
     assert chosen.count(0) == len(chosen) - 2  # a step of three rows costs two steps more: 1 % after 200
 
 
 def test_a_slow_drafter_is_not_asked() -> None:
     policy = policy_of(FLAT, 4)
     for num in range(1, 5):
-        policy.record_draft_time(num, 1, 5.0)
-    assert policy.choose(1) == 0
+        policy.record_draft_time(chain(num), 1, 5.0)
+    assert policy.choose(1).depth == 0
 
 
 def test_step_times_are_lines_between_what_is_known_and_follow_what_comes() -> None:
@@ -112,9 +113,9 @@ def test_drafts_of_many_sequences_take_their_own_time() -> None:
     """A drafter that is quick for one and slow for eight is asked for one."""
     policy = policy_of(FLAT, 4)
     for num in range(1, 5):
-        policy.record_draft_time(num, 1, 0.01)
-        policy.record_draft_time(num, 8, 20.0)
-    assert policy.choose(1) == 4
-    assert policy.choose(8) == 0
-    policy.forced = 2
-    assert policy.choose(8) == 2
+        policy.record_draft_time(chain(num), 1, 0.01)
+        policy.record_draft_time(chain(num), 8, 20.0)
+    assert policy.choose(1).depth == 4
+    assert policy.choose(8).depth == 0
+    policy.forced = chain(2)
+    assert policy.choose(8).depth == 2
