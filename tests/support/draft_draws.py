@@ -26,12 +26,14 @@ PAIRS = list(itertools.product(range(V), repeat=2))
 Z_LIMIT = 3.719  # one in ten thousand
 
 
-def step(drafts: tuple[int, ...], seeds: range, rule: Rule | None, **params: object) -> list[list[int]]:
+def step(
+    drafts: tuple[int, ...], seeds: range, rule: Rule | None, parents: Rows[int] = (), **params: object
+) -> list[list[int]]:
     """The runs of a step of as many sequences, each with the same drafts and a seed of its own."""
     sequences: list[Sequence] = []
     for seed in seeds:
         made = sequence([FIRST], [], **{"temperature": 1.0, "seed": seed, **params})
-        made.drafts = list(drafts)
+        made.drafts, made.parents = list(drafts), list(parents)
         sequences.append(made)
     rows = TABLE[[FIRST, *drafts]].repeat(len(seeds), 1)
     return choose(Sampler(), rows, sequences, rule).runs

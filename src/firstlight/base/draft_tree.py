@@ -1,6 +1,7 @@
 """Which trees of drafts `--draft-tokens`, `--draft-top-k` and `--draft-nodes` may ask for.
 
-Called when the settings are resolved. Invariant: a tree that passes can be made by a drafter that makes trees.
+Called when the settings are resolved. Invariant: a tree that passes can be made, by a drafter that makes
+trees.
 """
 
 from __future__ import annotations

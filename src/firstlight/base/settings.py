@@ -159,7 +159,7 @@ ENGINE_SETTINGS = (
     _engine(
         "draft-top-k",
         "draft_top_k",
-        "Guesses for each place (EAGLE-3). With several, drafts are a tree, of which the likeliest nodes go on.",
+        "Guesses for each place (EAGLE-3). With several, drafts are a tree, of which the likeliest go on.",
         minimum=1,
         maximum=16,
     ),

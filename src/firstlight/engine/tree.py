@@ -2,8 +2,8 @@
 
 Drafts are a list of tokens, and `parents[i]` is the place in that list of the draft before the i-th one, or
 `ROOT`, the last known token. A chain has no parents: each draft follows the one before it. Used by the
-scheduler, the runner and verification. Invariant: a draft comes after its parent, so the beginning of a tree is
-a tree; and drafts with one parent are different tokens.
+scheduler, the runner and verification. Invariant: a draft comes after its parent, so the beginning of a tree
+is a tree; and drafts with one parent are different tokens.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def num_within(parents: Rows[int], most: int, most_in_a_row: int) -> int:
 
 
 def branches(parents: Rows[int]) -> list[list[int]]:
-    """For the last known token and then each draft: the rows that lead to it, from that token's, which is 0."""
+    """For the last known token and then each draft: the rows that lead to it, from that token's, which is
+    0."""
     made = [[0]]
     for place, parent in enumerate(parents):
         made.append([*made[parent + 1], place + 1])

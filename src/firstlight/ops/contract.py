@@ -6,8 +6,8 @@ Row invariance: where `Backend.row_invariant` is true, the bits of a row do not 
 are or on which batch it came in.
 
 Shapes: T tokens in the step, S sequences, P pages of the longest sequence, H hidden, N query heads, K KV
-heads, D head size, R values of a row of the pool (see `kv_rows`), O outputs and I inputs of a linear, W places of
-a tree's longest branch.
+heads, D head size, R values of a row of the pool (see `kv_rows`), O outputs and I inputs of a linear, W
+places of a tree's longest branch.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class StepRows:
 
     Row t is the token at `positions_T[t]` of sequence `sequence_T[t]` (an index into `page_table_SP`), and
     its KV goes to slot `write_slots_T[t]` of the pool; a slot is page * page_size + place within the page. A
-    position's place in the pages is the position itself, but for nodes of a tree of drafts: see `branches_TW`.
+    position's place in the pages is the position itself, but for nodes of a tree of drafts: see
+    `branches_TW`.
     """
 
     positions_T: np.ndarray[Any, np.dtype[np.int64]]

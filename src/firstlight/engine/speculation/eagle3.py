@@ -1,9 +1,9 @@
 """EAGLE-3 in the engine: drafts from captured states, with keys and values in the target's pages.
 
-A chain of drafts, or a tree of them. See `TreeDrafter`; made by `eagle3_load`. Slot p of a page holds the fused state h_p, and keys and values of
-(h_{p-1}, x_p): the state of the token before, and the token itself. So a page's key determines its content,
-whatever comes after it. Invariant: the slot of a computed token was written from the target's own states,
-never from a draft's; drafts have scratch slots.
+A chain of drafts, or a tree of them. See `TreeDrafter`; made by `eagle3_load`. Slot p of a page holds the
+fused state h_p, and keys and values of (h_{p-1}, x_p): the state of the token before, and the token itself.
+So a page's key determines its content, whatever comes after it. Invariant: the slot of a computed token was
+written from the target's own states, never from a draft's; drafts have scratch slots.
 
 Shapes: T rows of a step, B sequences, L slots of the longest one, R draft vocabulary.
 """
@@ -38,7 +38,7 @@ class Source(Protocol):
 
 
 class Eagle3ChainDrafter:
-    """See the module. `ids_R`: the target's id of each draft id, int64. `max_rows`: of a draft of the layer."""
+    """See the module. `ids_R`: the target's id of each draft id, int64. `max_rows`: drafts at once."""
 
     name = "eagle3"
     is_model = True

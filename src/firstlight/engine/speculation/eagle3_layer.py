@@ -1,4 +1,4 @@
-"""What the EAGLE-3 drafter asks of its layer: plain PyTorch (`eagle3_plain`) or our own kernels (`eagle3_native`).
+"""What the EAGLE-3 drafter asks of its layer, of which there are two: `eagle3_plain` and `eagle3_native`.
 
 Slot p of a page holds the fused state h_p, and keys and values of (h_{p-1}, x_p): see `eagle3`. Invariant: a
 layer computes each row by itself, whatever stands beside it.

@@ -1,9 +1,9 @@
 """The drafter's layer as programs of our own kernels: one call for a draft, one for a step's rows.
 
-See `eagle3_layer.Layer`; made by `eagle3_load`. The layer's first products take embedding and state side by side:
-here they are two products, the second added to the first, so that nothing is joined. Weights are rounded to
-8 bits, activations too: a draft that rounds changes no answer, only how often it is right. Invariant: every
-address in a program belongs to a tensor that the layer keeps.
+See `eagle3_layer.Layer`; made by `eagle3_load`. The layer's first products take embedding and state side by
+side: here they are two products, the second added to the first, so that nothing is joined. Weights are
+rounded to 8 bits, activations too: a draft that rounds changes no answer, only how often it is right.
+Invariant: every address in a program belongs to a tensor that the layer keeps.
 
 Shapes: T rows of a step, B sequences, L slots of the longest one, N heads, K key-value heads, D head size,
 C captured states, H hidden, I inner size, R draft vocabulary, V vocabulary.

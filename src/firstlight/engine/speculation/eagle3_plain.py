@@ -1,6 +1,7 @@
 """The drafter's layer in plain PyTorch: the reference, and what devices without kernels of ours run.
 
-See `eagle3_layer.Layer`. Invariant: the numbers are those of `models.eagle3` in float32, which training uses too.
+See `eagle3_layer.Layer`. Invariant: the numbers are those of `models.eagle3` in float32, which training uses
+too.
 
 Shapes: T rows of a step, B sequences, L slots of the longest one, N heads, K key-value heads, D head size,
 C captured states, H hidden, R draft vocabulary.

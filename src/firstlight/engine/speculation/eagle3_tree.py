@@ -14,7 +14,6 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.drafter import Tree

@@ -1,8 +1,8 @@
 """How many drafts a step carries: as many as pay, by what steps take and by what was accepted lately.
 
-Asked by `Speculation` before every step. Chains of every length are weighed, and where trees may be made, those
-of a few sizes. Invariant: without drafts that pay it answers none, but for a look now and then at whether they
-would; and so it looks at trees where a chain is better.
+Asked by `Speculation` before every step. Chains of every length are weighed, and where trees may be made,
+those of a few sizes. Invariant: without drafts that pay it answers none, but for a look now and then at
+whether they would; and so it looks at trees where a chain is better.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class Policy:
         self.acceptance.record(num_drafted, num_accepted)
 
     def record_tree(self, num_nodes: int, path: list[int], likeliest: list[int]) -> None:
-        """One sequence's tree was verified. `path`: the places of those accepted; `likeliest`: the chain in it."""
+        """One sequence's tree was verified. `path`: the places of those accepted; `likeliest`: the chain in
+        it."""
         same = [one == other for one, other in zip(path, likeliest, strict=False)]
         self.acceptance.record(len(likeliest), same.index(False) if False in same else len(same))
         if self.tree_acceptance is not None:
@@ -186,7 +187,8 @@ class Policy:
         self._best = best
         if best.depth:
             expected = 1.0 + self.expected(best)
-            self.reason = f"{best.words} each for {num_sequences}: {expected:.2f} tokens where there are drafts, {gain:.2f}x"
+            tokens = f"{expected:.2f} tokens where there are drafts"
+            self.reason = f"{best.words} each for {num_sequences}: {tokens}, {gain:.2f}x"
         else:
             self.reason = f"none for {num_sequences}: no number of drafts would gain {LEAST_GAIN - 1.0:.0%}"
         if self.largest.is_tree and not best.is_tree:

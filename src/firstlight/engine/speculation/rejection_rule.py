@@ -2,8 +2,8 @@
 
 An option beside the keyed rule (`--draft-verification rejection`). It keeps the distribution of the answers,
 but not the tokens that a seed gives without drafts. Drafts are taken as certain guesses of the drafter,
-however it made them. Several for one place are tried in turn, each on what the ones before it left. Invariant:
-`acceptance` and `residual` together give the target distribution, exactly.
+however it made them. Several for one place are tried in turn, each on what the ones before it left.
+Invariant: `acceptance` and `residual` together give the target distribution, exactly.
 
 Shapes: V vocabulary.
 """
@@ -62,7 +62,7 @@ class RejectionRule:
         token: int,
         logits_V: torch.Tensor,  # noqa: N803
     ) -> int:
-        """A draft, or what replaces them. Greedy tokens and the one after the last draft are the sampler's."""
+        """A draft, or what replaces them. What is greedy, or behind the last draft, is the sampler's."""
         if token == NO_TOKEN or not drafts or history.params.greedy:
             return token
         seed, position = history.params.seed or 0, history.num_tokens

@@ -1,7 +1,7 @@
 """How many drafts a sequence gets, and how they stand to each other: a chain, or a tree.
 
-Chosen by `policy`, made by drafters. Invariant: a chain is the shape with a `top_k` of 1, and has as many nodes
-as it is deep.
+Chosen by `policy`, made by drafters. Invariant: a chain is the shape with a `top_k` of 1, and has as many
+nodes as it is deep.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from firstlight.base.errors import UsageError
 
 
 class Shape(NamedTuple):
-    """`depth` drafts one behind the other; the `top_k` likeliest in each place, of which as many go on, and of
-    all these the `nodes` likeliest."""
+    """`depth` drafts one behind the other; the `top_k` likeliest in each place, of which as many go on, and
+    of all these the `nodes` likeliest."""
 
     depth: int
     top_k: int
