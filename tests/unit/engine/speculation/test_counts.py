@@ -35,6 +35,22 @@ def test_the_figures_follow_from_the_counts() -> None:
     assert figures(counts)["acceptance_length"] is None
 
 
+def test_of_a_tree_a_place_counts_once_and_its_nodes_altogether() -> None:
+    counts = DraftCounts("eagle3", 3, top_k=4, most_nodes=16)
+    for nodes, accepted, depth in ((16, 3, 3), (16, 0, 3), (8, 1, 2), (0, 0, 0)):
+        counts.record(nodes, accepted, depth=depth)
+    said = figures(counts)
+    assert (said["draft_tokens"], said["draft_top_k"], said["draft_nodes"]) == (3, 4, 16)
+    assert (said["num_drafted"], said["num_accepted"]) == (40, 4)
+    assert said["acceptance_length"] == pytest.approx((4 + 1 + 2) / 3, abs=1e-4)
+    assert said["accepted_per_drafted"] == 0.1
+    assert said["acceptance_by_place"] == [0.6667, 0.3333, 0.5]
+    assert said["conditional_acceptance_by_place"] == [0.6667, 0.5, 1.0]
+    lines = [sample for family in families(counts) for sample in family.samples]
+    assert {tuple(s.labels[name] for name in ("k", "top_k", "nodes")) for s in lines} == {("3", "4", "16")}
+    assert next(s.value for s in lines if s.name == "firstlight:draft_tokens_total") == 40
+
+
 def test_the_counts_are_kept_by_length_and_by_prefix_hit() -> None:
     counts = DraftCounts("ngram", 3)
     for num_tokens, is_hit, num_accepted in ((255, False, 3), (256, True, 1), (9000, True, 0)):

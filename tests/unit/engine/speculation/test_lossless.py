@@ -82,8 +82,7 @@ def test_one_of_several_guesses_after_the_other_leaves_the_target_distribution()
 
 
 def test_the_rule_takes_guesses_in_turn_by_one_draw() -> None:
-    """What it gives for a draw is what trying the guesses one by one gives, for every part of the draw's
-    range."""
+    """One draw decides of all the guesses, and yet each comes as often as it should."""
     history, guesses = sequence([FIRST], [], temperature=1.0), [4, 1, 6]
     target = TABLE[FIRST].double().softmax(-1)
     num, counts = 4000, torch.zeros(V, dtype=torch.float64)

@@ -6,7 +6,7 @@ import pytest
 
 from firstlight.engine.speculation.memory import LONGEST_PAUSE, MAX_MISSES, SHORTEST_PAUSE, DraftMemory
 from firstlight.engine.speculation.policy import STEPS_BETWEEN_LOOKS, Policy, StepTimes
-from firstlight.engine.speculation.shape import chain
+from firstlight.engine.speculation.shape import NOTHING, Shape, chain
 
 FLAT = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0}
 STEEP = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}
@@ -119,3 +119,61 @@ def test_drafts_of_many_sequences_take_their_own_time() -> None:
     assert policy.choose(8).depth == 0
     policy.forced = chain(2)
     assert policy.choose(8).depth == 2
+
+
+TREE = Shape(3, 4, 16)
+# A tree's nodes in the order of their likelihood: 0, 1 and 9 are accepted, of which 0 alone is in the chain.
+PATH, LIKELIEST = [0, 2, 9], [0, 1, 4]
+
+
+def policy_with_trees(times_s: dict[int, float], path: list[int] = PATH) -> Policy:
+    policy = Policy(3, tree=TREE)
+    policy.begin(times_s)
+    for _ in range(500):
+        policy.record_tree(16, path, LIKELIEST)
+        policy.acceptance.record_coverage(1, 1)
+    return policy
+
+
+def times_of(step: int) -> dict[int, float]:
+    """Up to so many rows as quick as one; then each costs as much again."""
+    return {rows: max(1.0, rows / step) for rows in (1, 2, 4, 5, 8, 9, 16, 17, 32, 64)}
+
+
+def test_one_verified_tree_tells_of_smaller_ones_and_of_the_chain() -> None:
+    policy = policy_with_trees(times_of(64))
+    gains = [policy.expected(TREE._replace(nodes=nodes)) for nodes in (2, 3, 9, 10, 16)]
+    assert gains == pytest.approx([1.0, 2.0, 2.0, 3.0, 3.0], abs=0.01)
+    assert policy.expected(chain(3)) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize(("step", "nodes"), [(17, 16), (9, 4), (2, 1), (1, 0)])
+def test_a_tree_is_made_as_large_as_pays_and_else_a_chain_or_nothing(step: int, nodes: int) -> None:
+    policy = policy_with_trees(times_of(step))
+    assert policy.choose(1).nodes == nodes
+    assert policy.choose(1).is_tree == (nodes >= 4)
+    if nodes < 4:
+        assert "in a tree of 3 x 4 would give" in policy.reason
+    else:
+        assert policy.reason.startswith(f"{nodes} in a tree of 3 x 4 each for 1: ")
+
+
+def test_a_batch_gets_smaller_trees() -> None:
+    policy = policy_with_trees(times_of(17))
+    assert [policy.choose(number).nodes for number in (1, 3, 6, 17)] == [16, 4, 1, 0]
+
+
+def test_while_a_chain_is_better_a_tree_is_looked_at_now_and_then() -> None:
+    policy = policy_with_trees(times_of(4), path=[0, 1, 4])
+    chosen = [policy.choose(1) for _ in range(1000)]
+    assert set(chosen) == {chain(3), TREE}
+    num = chosen.count(TREE)
+    # Sixteen nodes take 3.25 plain steps more than three: a hundredth of the time is one in 325.
+    assert 2 <= num <= 1000 // STEPS_BETWEEN_LOOKS
+
+
+def test_without_adapting_the_tree_is_always_whole() -> None:
+    policy = Policy(3, tree=TREE, adapts=False)
+    assert policy.choose(1) == NOTHING
+    policy.begin(times_of(1))
+    assert [policy.choose(number) for number in (1, 50)] == [TREE, TREE]
