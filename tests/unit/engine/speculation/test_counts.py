@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 
+from firstlight.base.config import EngineSection
 from firstlight.base.draft_profile import parse_profile
 from firstlight.base.errors import UsageError
+from firstlight.base.resolve import check_engine
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.ahead import Ahead
 from firstlight.engine.speculation.counts import DraftCounts, figures
+from firstlight.engine.speculation.shape import shape_of
 from firstlight.engine.speculation.synthetic import Synthetic
 from firstlight.serve.draft_metrics import families
 
@@ -95,6 +98,23 @@ def test_a_forced_profile_is_met_and_decides_the_same_again() -> None:
     assert synthetic.token(sequence, 3, [], 11, NO_LOGITS) == 11
     assert Synthetic((0.0,)).token(sequence, 0, [11, 10, 0], 11, NO_LOGITS) == 9
     assert Synthetic((1.0,)).token(sequence, 0, [5, 11], 11, NO_LOGITS) == 5
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ((3, 1, 16), "is for trees"),
+        ((5, 4, 4), "cannot be that deep"),
+        ((2, 2, 7), "make 6 at most"),
+    ],
+)
+def test_trees_that_contradict_themselves_are_refused(tree: tuple[int, int, int], words: str) -> None:
+    depth, top_k, nodes = tree
+    with pytest.raises(UsageError, match=words) as caught:
+        check_engine(EngineSection(draft_tokens=depth, draft_top_k=top_k, draft_nodes=nodes))
+    assert caught.value.hint
+    check_engine(EngineSection(draft_tokens=3, draft_top_k=4))
+    assert shape_of(EngineSection(draft_tokens=3, draft_top_k=4)) == (3, 4, 12)
 
 
 @pytest.mark.parametrize("text", ["", "a,b", "0.5,1.5", "-1", "nan"])
