@@ -11,6 +11,7 @@ import torch
 from firstlight.engine.messages import Submit
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.ngram import NgramDrafter
+from firstlight.engine.speculation.shape import Shape
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.sources import resolve_model
 from firstlight.models.eagle3_file import save_eagle3
@@ -18,7 +19,7 @@ from firstlight.ops.cpu.pick import pick_cpu_kernels
 from firstlight.text.model import TextModel
 from support.eagle3 import tiny_eagle3
 from support.engines import Harness, Result, submit
-from support.knowing import Knowing
+from support.knowing import KnowingTrees
 from support.prompts import PROMPTS
 
 pytestmark = pytest.mark.timeout(600)  # a dozen seconds on a quiet machine
@@ -111,18 +112,17 @@ def test_preempted(path: Path, kind: Kind, workload: list[Submit], baseline: dic
     assert_same(results, baseline)
 
 
-@pytest.mark.parametrize("wrong", [None, 0.2], ids=["prompt lookup", "a drafter that is often right"])
+@pytest.mark.parametrize("drafts", ["prompt lookup", "chains that are often right", "trees"])
 def test_with_drafts(
-    path: Path, kind: Kind, workload: list[Submit], baseline: dict[str, Result], wrong: float | None
+    path: Path, kind: Kind, workload: list[Submit], baseline: dict[str, Result], drafts: str
 ) -> None:
     engine = engine_of(path, kind)
-    drafter: Drafter = NgramDrafter()
-    if wrong is not None:
-        drafter = Knowing({name: result.tokens for name, result in baseline.items()}, 49_152, wrong)
-    engine.fresh(drafter, 4)
+    knowing = KnowingTrees({name: result.tokens for name, result in baseline.items()}, 49_152, 0.2)
+    drafter: Drafter = NgramDrafter() if drafts == "prompt lookup" else knowing
+    engine.fresh(drafter, 4, Shape(4, 3, 12) if drafts == "trees" else None)
     results = engine.run(workload)
     assert_same(results, baseline)
-    assert wrong is None or sum(result.num_accepted for result in results.values()) >= 10
+    assert drafter is not knowing or sum(result.num_accepted for result in results.values()) >= 10
 
 
 def test_with_a_drafter_over_captured_states(
