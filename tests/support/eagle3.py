@@ -107,7 +107,8 @@ class Pair:
             "dtype": dtype,
         }
         self.engine = Harness(target, **{**options, **sizes})
-        self._beside = Harness(target, **{**options, "max_batched_tokens": LENGTH})
+        trees = {name: sizes[name] for name in ("draft_top_k", "draft_nodes") if name in sizes}
+        self._beside = Harness(target, **{**options, **trees, "max_batched_tokens": LENGTH})
         self.num_cached = 0
 
     @property
@@ -176,6 +177,7 @@ class Pair:
 
 def _content(drafter: Eagle3ChainDrafter, slots: np.ndarray) -> dict[str, torch.Tensor]:
     """What stands in the slots; a first token has no keys, because there is no state before it."""
+    drafter.catch_up()
     layer: Any = drafter._layer
     keys, values = (layer.keys, layer.values) if not isinstance(layer, NativeLayer) else _first(layer)
     places = torch.from_numpy(slots)

@@ -19,11 +19,12 @@ import torch
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.drafter import Tree
-from firstlight.engine.speculation.eagle3_layer import DraftRows, Layer, TrueRows
+from firstlight.engine.speculation.eagle3_layer import DraftRows, Layer
 from firstlight.engine.speculation.eagle3_tree import TreeGrower
 from firstlight.engine.speculation.guess import Guess
 from firstlight.engine.speculation.places import Places
 from firstlight.engine.speculation.shape import Shape
+from firstlight.engine.speculation.waiting import TrueRows, Waiting
 from firstlight.ops.contract import StepRows
 
 
@@ -53,6 +54,7 @@ class Eagle3ChainDrafter:
         max_rows: int,
     ) -> None:
         self.layers = layers
+        self._waiting = Waiting(layer.write, places.num_slots)
         self._layer, self._places, self._source = layer, places, source
         self._ids_R, self._max_rows = ids_R, max_rows
         self._guess = Guess(torch.from_numpy(ids_R).to(torch.int32))
@@ -60,7 +62,10 @@ class Eagle3ChainDrafter:
 
     @torch.inference_mode()
     def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
-        """Writes the slots of a step's rows; those of drafts that are rejected will be overwritten."""
+        """Writes the slots of a step's rows, at the latest before the next drafts.
+
+        Those of drafts that are rejected will be overwritten.
+        """
         rows = self._source.rows
         before = np.maximum(rows.positions_T - 1, 0)
         size = rows.page_size
@@ -68,7 +73,12 @@ class Eagle3ChainDrafter:
         pages = rows.page_table_SP[rows.sequence_T, places // size]
         slots_before = np.where(rows.positions_T > 0, pages * size + places % size, 0)
         tokens = np.array(plan.tokens, np.int64)
-        self._layer.write(self._source.states, TrueRows(tokens, before, rows.write_slots_T, slots_before))
+        self._waiting.add(self._source.states, TrueRows(tokens, before, rows.write_slots_T, slots_before))
+
+    @torch.inference_mode()
+    def catch_up(self) -> None:
+        """Writes what waits to be written."""
+        self._waiting.write_all()
 
     @torch.inference_mode()
     def propose(self, sequences: Rows[Sequence], num: int) -> list[list[int]]:
@@ -78,6 +88,7 @@ class Eagle3ChainDrafter:
         if not asked:
             return drafts
         chosen = [sequences[row] for row in asked]
+        self.catch_up()
         table_BL = self._places.table(chosen, skipped=1)  # noqa: N806 - shape suffix
         positions = np.array([len(sequence.tokens) - 2 for sequence in chosen])
         rows = np.arange(len(chosen))
@@ -103,6 +114,7 @@ class Eagle3ChainDrafter:
         trees: list[Tree] = [([], []) for _ in sequences]
         asked = [row for row, sequence in enumerate(sequences) if len(sequence.tokens) > 1]
         size = self._max_rows // shape.top_k
+        self.catch_up()
         for first in range(0, len(asked), size):
             some = asked[first : first + size]
             chosen = [sequences[row] for row in some]
@@ -113,6 +125,7 @@ class Eagle3ChainDrafter:
     @torch.inference_mode()
     def moved(self, from_slots: Rows[int], to_slots: Rows[int]) -> None:
         """See `TreeDrafter`."""
+        self.catch_up()
         self._layer.moved(from_slots, to_slots)
 
     def _lasts(self, sequences: Rows[Sequence]) -> np.ndarray:

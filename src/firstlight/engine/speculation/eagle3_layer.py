@@ -16,18 +16,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-
-@dataclass(frozen=True)
-class TrueRows:
-    """Rows of a step of the target, int64 [T] each.
-
-    `positions` count from the second token on; `before` is the slot of the token before, 0 for the first.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    slots: np.ndarray
-    before: np.ndarray
+from firstlight.engine.speculation.waiting import TrueRows
 
 
 @dataclass(frozen=True)

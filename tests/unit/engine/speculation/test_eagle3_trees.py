@@ -101,11 +101,10 @@ def test_a_tree_has_the_likeliest_of_the_nodes_that_may_be_in_it(
 
 
 def test_trees_of_several_sequences_are_those_of_each_alone(folders: Folders, dtype: str) -> None:
-    """More sequences than the layer takes rows for at once; the likeliest branch is the chain."""
-    pair = Pair(*folders, dtype, max_num_seqs=8, **TREES)
-    pair.engine.run(MIXED)
-    drafter = pair.drafter
-    sequences, alone = [], []
+    """And their likeliest branches are the chains."""
+    pair = Pair(*folders, dtype, **TREES)
+    sequences: list[Sequence] = []
+    alone: list[Tree] = []
     for number, length in enumerate((2, 1, 9, 23)):
         params = SamplingParams(temperature=0.7 * (number % 2), seed=number)
         sequence = pair.whole(TEXT[:length], params)
@@ -118,8 +117,7 @@ def test_trees_of_several_sequences_are_those_of_each_alone(folders: Folders, dt
         assert path_of(drafts, parents, likeliest) == first_path(parents)
         sequences.append(sequence)
     assert alone[1] == ([], [])
-    del drafter
-    # All have the last one's text in their pages: only what it shares with them is still theirs.
+    # The pages have the last one's text: the others' is gone.
     again = pair.other.propose_trees([sequences[3], sequences[1], sequences[3]], TREE)
     if dtype == "auto":
         assert again == [alone[3], ([], []), alone[3]]
