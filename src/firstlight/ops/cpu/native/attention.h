@@ -126,24 +126,26 @@ static inline int64_t oldest_of(const Heads& h, const Rows& rows) {
     return h.window && rows.position + 1 > h.window ? rows.position + 1 - h.window : 0;
 }
 
-static inline void attend_part(const Op& op, const Context& c, const Rows& rows, const Work& w, int64_t part,
-                               float* states, float* sums) {
+// `IS_TREE`: the rows are nodes of one. From its root on, each has a branch of its own.
+template <bool IS_TREE>
+static inline void attend_part_of(const Op& op, const Context& c, const Rows& rows, const Work& w, int64_t part,
+                                  float* states, float* sums) {
     const Heads& h = w.h;
     clear(w, rows.count, states, sums);
     int64_t oldest = oldest_of(h, rows), behind = (part + 1) * PART, end = rows.end < behind ? rows.end : behind;
-    bool is_tree = branch_of(*c.step, rows.first_row);
-    int64_t root = rows.position, shared = is_tree ? root : end;  // from there on, each row has its own branch
+    int64_t root = rows.position;
     for (int64_t span = part * PART; span < end; span += SPAN) {
         int64_t first = oldest > span ? oldest : span, last = end < span + SPAN ? end : span + SPAN;
         if (first >= last) continue;
-        Stretch common = {rows.sequence, w.kv_head, first, last < shared ? last : shared, 0, nullptr};
-        read_span(c, h, op, common, w.keys, w.values);
+        int64_t shared = IS_TREE && root < last ? root : last;
+        read_span<false>(c, h, op, {rows.sequence, w.kv_head, first, shared, 0, nullptr}, w.keys, w.values);
         for (int64_t r = 0; r < rows.count; r++) {
-            const int64_t* branch = is_tree ? branch_of(*c.step, rows.first_row + r) : nullptr;
-            int64_t position = root + (is_tree ? depth_of(*c.step, branch) : r);
-            if (is_tree) {
+            int64_t position = rows.position + r;
+            if (IS_TREE) {
+                const int64_t* branch = branch_of(*c.step, rows.first_row + r);
+                position = root + depth_of(*c.step, branch);
                 int64_t from = first > root ? first : root, to = last < position + 1 ? last : position + 1;
-                read_span(c, h, op, {rows.sequence, w.kv_head, from, to, root, branch}, w.keys, w.values);
+                read_span<true>(c, h, op, {rows.sequence, w.kv_head, from, to, root, branch}, w.keys, w.values);
             }
             int64_t low = h.window && position + 1 > h.window ? position + 1 - h.window : 0;
             int64_t from = low > span ? low - span : 0, to = position + 1 < last ? position + 1 - span : last - span;
@@ -154,6 +156,12 @@ static inline void attend_part(const Op& op, const Context& c, const Rows& rows,
             }
         }
     }
+}
+
+static inline void attend_part(const Op& op, const Context& c, const Rows& rows, const Work& w, int64_t part,
+                               float* states, float* sums) {
+    if (branch_of(*c.step, rows.first_row)) attend_part_of<true>(op, c, rows, w, part, states, sums);
+    else attend_part_of<false>(op, c, rows, w, part, states, sums);
 }
 
 // A part is added to those before it. A row that sees nothing of it is left as it is.

@@ -35,7 +35,7 @@ struct Stretch {
 };
 
 // Keys and values of a stretch as padded floats.
-template <typename Row>
+template <typename Row, bool OF_BRANCH>
 static inline void read_rows(const Context& c, const Heads& h, const Op& op, const Stretch& at, float* keys,
                              float* values) {
     const Step& s = *c.step;
@@ -44,7 +44,7 @@ static inline void read_rows(const Context& c, const Heads& h, const Op& op, con
     constexpr int64_t EACH = Row::VALUE_BYTES;
     int64_t row_bytes = h.size * EACH + Row::TAIL_BYTES;
     for (int64_t position = at.first; position < at.end; position++) {
-        int64_t place = at.branch ? at.branch[position - at.root] : position;
+        int64_t place = OF_BRANCH ? at.branch[position - at.root] : position;
         int64_t slot = pages[place / s.page_size] * s.page_size + place % s.page_size;
         const uint8_t* key = (const uint8_t*)op.p[1] + (slot * h.num_kv_heads + kv_head) * row_bytes;
         const uint8_t* value = (const uint8_t*)op.p[2] + (slot * h.num_kv_heads + kv_head) * row_bytes;
@@ -68,12 +68,13 @@ static inline void read_rows(const Context& c, const Heads& h, const Op& op, con
     }
 }
 
+template <bool OF_BRANCH>
 static inline void read_span(const Context& c, const Heads& h, const Op& op, const Stretch& at, float* keys,
                              float* values) {
     switch (op.n[5]) {
-        case KV_BFLOAT: return read_rows<BfloatRow>(c, h, op, at, keys, values);
-        case KV_CODES: return read_rows<CodesRow>(c, h, op, at, keys, values);
-        default: return read_rows<HalfRow>(c, h, op, at, keys, values);
+        case KV_BFLOAT: return read_rows<BfloatRow, OF_BRANCH>(c, h, op, at, keys, values);
+        case KV_CODES: return read_rows<CodesRow, OF_BRANCH>(c, h, op, at, keys, values);
+        default: return read_rows<HalfRow, OF_BRANCH>(c, h, op, at, keys, values);
     }
 }
 
