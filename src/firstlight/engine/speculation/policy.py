@@ -41,6 +41,11 @@ class StepTimes:
 
     def record(self, num_rows: int, seconds: float) -> None:
         """A step without prompts took so long."""
+        if num_rows > self._rows[-1]:
+            # Beyond what was measured the line is a guess, and the first such step knows better: but it may be
+            # an outlier, and so many rows take no longer than as many steps of one.
+            self.learn(num_rows, min(seconds, num_rows / self._rows[0] * self.of(self._rows[0])))
+            return
         ratio = min(seconds / self.of(num_rows), _LONGEST_OUTLIER)
         self._drift *= 1.0 + _NEW_TIME * (ratio - 1.0)
         self._own[num_rows] = self._own.get(num_rows, 1.0) * (1.0 + _NEW_OWN * (ratio - 1.0))

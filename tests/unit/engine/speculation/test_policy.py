@@ -95,6 +95,16 @@ def test_sizes_that_do_not_come_stay_comparable_with_those_that_do() -> None:
     assert times.of(32) == pytest.approx(20.0, rel=0.02)
 
 
+def test_a_step_longer_than_any_at_the_start_is_taken_as_it_is() -> None:
+    """A start so slow that it had time for steps of one row alone: then nothing is known of larger ones."""
+    times = StepTimes({1: 1.0})
+    assert times.of(17) == 1.0
+    times.record(17, 8.0)
+    assert [times.of(rows) for rows in (1, 17)] == pytest.approx([1.0, 8.0])
+    times.record(33, 500.0)
+    assert times.of(33) == pytest.approx(33.0)
+
+
 def test_a_sequence_whose_drafts_are_wrong_is_left_alone_for_a_while() -> None:
     memory = DraftMemory()
     for _ in range(MAX_MISSES):
