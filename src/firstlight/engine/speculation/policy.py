@@ -42,8 +42,8 @@ class StepTimes:
     def record(self, num_rows: int, seconds: float) -> None:
         """A step without prompts took so long."""
         if num_rows > self._rows[-1]:
-            # Beyond what was measured the line is a guess, and the first such step knows better. But it may be
-            # an outlier, and so many rows take no longer than as many steps of one.
+            # Beyond what was measured the line is a guess, and the first such step knows better. It may be an
+            # outlier, though: so many rows take no longer than as many steps of one.
             self.learn(num_rows, min(seconds, num_rows / self._rows[0] * self.of(self._rows[0])))
             return
         ratio = min(seconds / self.of(num_rows), _LONGEST_OUTLIER)
