@@ -25,6 +25,8 @@ class Changes:
 
 
 class SequenceMemory:
+    """See the module."""
+
     def __init__(self, num_pages: int, page_size_tokens: int, *, prefix_cache: bool) -> None:
         self.page_size_tokens = page_size_tokens
         self.prefix = PrefixCache(PageAllocator(num_pages), page_size_tokens, enabled=prefix_cache)
