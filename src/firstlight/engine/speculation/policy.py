@@ -7,7 +7,7 @@ and then at whether they would.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 # Acceptance of the first draft, and of each later one after the one before it, until more is known.
 FIRST_GUESS = 0.6
@@ -75,6 +75,12 @@ class Acceptance:
         self._reached = [_PRIOR_WEIGHT] * most
         self._accepted = [_PRIOR_WEIGHT * FIRST_GUESS] * most
         self._asked = self._answered = 1.0
+
+    def begin(self, reached: Sequence[int], accepted: Sequence[int]) -> None:
+        """Starts anew from counts by place, as in `DraftCounts`."""
+        for place, (num_reached, num_accepted) in enumerate(zip(reached, accepted, strict=True)):
+            self._reached[place] = _PRIOR_WEIGHT + num_reached
+            self._accepted[place] = _PRIOR_WEIGHT * FIRST_GUESS + num_accepted
 
     def record(self, num_drafted: int, num_accepted: int) -> None:
         """One sequence's drafts were verified."""
@@ -156,7 +162,7 @@ class Policy:
             return False
         assert self.times is not None, "asked before the engine serves"
         num = min(LOOK_TOKENS, self.most)
-        look_s = self.times.of(num_sequences * (1 + num)) + self._draft_time(num, num_sequences) - base_s
+        look_s = self.times.of(num_sequences * (1 + num)) + self.draft_time(num, num_sequences) - base_s
         return look_s <= LOOK_SHARE * base_s * self._num_since_look
 
     def record_draft_time(self, num: int, num_sequences: int, seconds: float) -> None:
@@ -167,8 +173,13 @@ class Policy:
         else:
             known.learn(num_sequences, seconds)
 
-    def _draft_time(self, num: int, num_sequences: float) -> float:
-        """Of a number of drafts that was never proposed: the longest of the others."""
+    @property
+    def timed_drafts(self) -> list[int]:
+        """Numbers of drafts of which a time is known."""
+        return sorted(self._draft_times)
+
+    def draft_time(self, num: int, num_sequences: float) -> float:
+        """Seconds of so many drafts each; of a number that was never proposed, the longest of the others."""
         known = self._draft_times.get(num)
         if known is not None:
             return known.of(num_sequences)
@@ -182,7 +193,7 @@ class Policy:
         assert self.times is not None, "asked before the engine serves"
         covered = self.acceptance.coverage * num_sequences
         with_drafts = max(1.0, covered)
-        draft_s = self._draft_time(num, num_sequences) / min(1.0, covered)
+        draft_s = self.draft_time(num, num_sequences) / min(1.0, covered)
         step_s = self.times.of(num_sequences + with_drafts * num) + draft_s
         tokens = 1.0 + with_drafts * self.acceptance.gain(num) / num_sequences
         return tokens * base_s / step_s

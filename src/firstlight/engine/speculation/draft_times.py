@@ -1,0 +1,36 @@
+"""How long drafts take, measured at the start on sequences that are being answered.
+
+Called by `engine.step_times`, which has such sequences. Invariant: drafts made here are thrown away, and only
+the policy learns of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Rows
+
+from firstlight.engine.request import Sequence
+from firstlight.engine.speculation.speculation import Speculation
+
+NUM_SEQUENCES = (1, 4)  # a line through both tells of more
+_TIMES = 2  # of each number of drafts; the quicker one counts
+
+
+def time_drafts(speculation: Speculation, sequences: Rows[Sequence], until_s: float) -> None:
+    """Drafts for all of `sequences`, from one each to as many as a step may carry.
+
+    Of a drafter with weights alone, and until the time is up: a number that was not timed is thought to take
+    as long as the longest that was.
+    """
+    drafter, policy = speculation.drafter, speculation.policy
+    if not drafter.is_model:
+        return
+    for num in range(1, policy.most + 1):
+        times_s = []
+        for _ in range(_TIMES):
+            started_s = time.perf_counter()
+            drafter.propose(sequences, num)
+            times_s.append(time.perf_counter() - started_s)
+        policy.record_draft_time(num, len(sequences), min(times_s))
+        if time.monotonic() + _TIMES * 2 * min(times_s) > until_s:
+            return
