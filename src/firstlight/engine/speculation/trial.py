@@ -22,8 +22,8 @@ from firstlight.engine.speculation.remembered import TrialMemory, Tried
 from firstlight.engine.speculation.speculation import Speculation
 from firstlight.engine.startup import Started
 
-LIMIT_S = 1.0
-PROMPT_SHARE = 0.4  # of that time for the prompts, which are as long as they have become by then
+LIMIT_S = 1.5
+PROMPT_SHARE = 0.3  # of that time for the prompts, which are as long as they have become by then
 NUM_PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 2, 8, 16
 _KEPT = (
     "acceptance_length",
@@ -38,7 +38,7 @@ def try_drafter(
 ) -> dict[str, Any] | None:
     """What is to be said of the drafter in the start-up report; None where there is none to be tried.
 
-    Call after `EngineCore.begin`. It ends after a second at most, with what is known by then, and at once
+    Call after `EngineCore.begin`. It ends after one and a half seconds at most, with what is known by then, and at once
     where `memory` has what an earlier start found.
     """
     speculation = core.speculation
