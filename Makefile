@@ -30,7 +30,7 @@ PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 help:  ## show this
 	@awk -F ':[^#]*## *' '/^[a-z-]+:.*##/ {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo '  variables: MODEL, ARGS, TORCH_SPEC, PYTHON (see the head of the Makefile)'
+	@echo '  variables: MODEL, ARGS, TORCH_SPEC, PYTHON, WORKERS (see the head of the Makefile)'
 
 serve: $(RUN)  ## serve a model (the embedded default, or MODEL=...) on http://127.0.0.1:8000
 	@$(BIN)/firstlight serve $(MODEL) $(ARGS)

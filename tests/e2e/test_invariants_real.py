@@ -55,7 +55,7 @@ def engine_of(path: Path, kind: Kind, num_pages: int, **sizes: Any) -> Harness:
 
 @pytest.fixture(scope="module")
 def engine(path: Path, kind: Kind) -> Harness:
-    """One for all tests of a kind, which begin with `fresh`: to lay the weights out takes longer than a run."""
+    """One for all tests of a kind, which begin with `fresh`: a start takes longer than a run."""
     return engine_of(path, kind, 64)
 
 

@@ -38,8 +38,8 @@ def try_drafter(
 ) -> dict[str, Any] | None:
     """What is to be said of the drafter in the start-up report; None where there is none to be tried.
 
-    Call after `EngineCore.begin`. It ends after one and a half seconds at most, with what is known by then, and at once
-    where `memory` has what an earlier start found.
+    Call after `EngineCore.begin`. It ends at once where `memory` has what an earlier start found, otherwise
+    after one and a half seconds at most, with what is known by then.
     """
     speculation = core.speculation
     if speculation is None or not speculation.drafter.is_model:
