@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Rows
+from math import inf
 
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.speculation import Speculation
@@ -20,17 +21,21 @@ def time_drafts(speculation: Speculation, sequences: Rows[Sequence], until_s: fl
     """Drafts for all of `sequences`, from one each to as many as a step may carry.
 
     Of a drafter with weights alone, and until the time is up: a number that was not timed is thought to take
-    as long as the longest that was.
+    as long as the longest that was. However busy the machine is: drafts for several sequences, or several of
+    one, count as no more than as many of one.
     """
     drafter, policy = speculation.drafter, speculation.policy
-    if not drafter.is_model:
+    if not drafter.is_model or not sequences:
         return
+    one_s = len(sequences) * policy.draft_time(1, 1) if policy.timed_drafts else inf
     for num in range(1, policy.most + 1):
         times_s = []
         for _ in range(_TIMES):
             started_s = time.perf_counter()
             drafter.propose(sequences, num)
             times_s.append(time.perf_counter() - started_s)
-        policy.record_draft_time(num, len(sequences), min(times_s))
+        seconds = min(*times_s, num * one_s)
+        one_s = min(one_s, seconds / num)
+        policy.record_draft_time(num, len(sequences), seconds)
         if time.monotonic() + _TIMES * 2 * min(times_s) > until_s:
             return

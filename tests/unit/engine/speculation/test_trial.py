@@ -30,6 +30,11 @@ def _long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_nothing_stays(engine: Harness) -> None:
+    assert_nothing_stays_of(engine)
+    engine.run([submit("after", range(3, 20))])
+
+
+def assert_nothing_stays_of(engine: Harness) -> None:
     speculation = engine.core.speculation
     assert speculation is not None
     stats = engine.core.scheduler.stats()
@@ -37,7 +42,6 @@ def assert_nothing_stays(engine: Harness) -> None:
     assert (speculation.counts.num_verified, speculation.counts.num_plain) == (0, 0)
     assert speculation.policy.forced is None
     assert speculation.policy.adapts
-    engine.run([submit("after", range(3, 20))])
 
 
 def test_it_says_what_a_draft_takes_and_how_often_it_is_right(engine: Harness) -> None:
@@ -77,6 +81,18 @@ def test_when_the_time_is_up_the_start_goes_on(engine: Harness, monkeypatch: pyt
     assert not report["is_complete"]
     assert in_words(report) == "the drafter could not be tried in time"
     assert_nothing_stays(engine)
+
+
+def test_where_no_sequence_is_left_to_draft_for_the_start_goes_on(engine: Harness) -> None:
+    drafter = engine.started.section.drafter
+    sizes = {**SIZES, "max_model_len": 3, "drafter": drafter, "draft_tokens": 2}
+    short = Harness(engine.started.checkpoint.path, dtype="auto", cpu_kernels="native", **sizes)
+    short.core.begin(measure_step_times(short.core, VOCABULARY))
+    report = try_drafter(short.core, 1)
+    assert report is not None
+    assert (report["draft_ms"], report["acceptance_length"]) == ({}, None)
+    assert in_words(report) == "the drafter could not be tried in time"
+    assert_nothing_stays_of(short)
 
 
 def test_prompt_lookup_is_not_tried(engine: Harness) -> None:
