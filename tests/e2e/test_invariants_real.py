@@ -109,8 +109,9 @@ def test_chunked_and_arriving_one_by_one(
 
 
 def test_preempted(engine: Harness, workload: list[Submit], baseline: dict[str, Result]) -> None:
-    engine.fresh(num_pages=16)
-    neighbours = [submit(f"n{n}", workload[0].prompt_token_ids, max_tokens=24, seed=n) for n in range(4)]
+    engine.fresh(num_pages=12, max_model_len=11 * 16)
+    params = {"max_tokens": 24, "ignore_eos": True}
+    neighbours = [submit(f"n{n}", workload[0].prompt_token_ids, **params, seed=n) for n in range(4)]
     results = engine.run([*workload, *neighbours])
     assert engine.core.scheduler.stats().num_preemptions > 0
     assert_same(results, baseline)

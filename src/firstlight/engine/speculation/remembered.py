@@ -16,15 +16,16 @@ from typing import Any
 
 import msgspec
 
-from firstlight import __version__
 from firstlight.base.config import EngineSection
 from firstlight.base.environment import cache_directory
 from firstlight.base.errors import FirstlightError
 from firstlight.base.files import replacing, sha256_of
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.models.eagle3_file import CONFIG
+from firstlight.ops.cpu.build import library_name
 
 FOLDER = "trials"
+FORMAT = 1  # of the files, and of the way in which a trial is made
 MOST_KEPT = 64  # files; of more, those that were not written lately go
 HASHED_BYTES = 64 * 1024 * 1024  # a larger file is known by its size and the time of its last change
 _WEIGHTS = (".safetensors", ".gguf", CONFIG)
@@ -72,9 +73,9 @@ class TrialMemory:
         """Of an engine. `report`: of its start; `trial`: the sizes of the trial."""
         drafter = Path(section.drafter or "").expanduser()
         files = [drafter] if drafter.is_file() else sorted(drafter.glob("*"))
-        computes = [report[name] for name in ("backend", "kv_dtypes")]
+        computes = [library_name(), *(report[name] for name in ("backend", "kv_dtypes"))]
         key = {
-            "version": __version__,
+            "format": FORMAT,
             "target": _identity(Path(tensor.path) for tensor in target.tensors.values()),
             "drafter": _identity(file for file in files if file.name.endswith(_WEIGHTS)),
             "computes": [*computes, section.tensor_parallel],
