@@ -87,6 +87,7 @@ def test_where_no_sequence_is_left_to_draft_for_the_start_goes_on(engine: Harnes
     drafter = engine.started.section.drafter
     sizes = {**SIZES, "max_model_len": 3, "drafter": drafter, "draft_tokens": 2}
     short = Harness(engine.started.checkpoint.path, dtype="auto", cpu_kernels="native", **sizes)
+    short.core = short.started.core(short.started.runner.run)  # which has not begun yet
     short.core.begin(measure_step_times(short.core, VOCABULARY))
     report = try_drafter(short.core, 1)
     assert report is not None
