@@ -3,7 +3,7 @@
 #   TORCH_SPEC   which torch: "torch==2.13.0", or a CUDA build; pip's own index settings choose the source
 #   PYTHON       the interpreter that makes .venv (3.11 or newer)
 #   ARGS         passed on: make serve ARGS="--port 9000", make bench ARGS="--concurrency 8"
-#   WORKERS      processes that run the tests beside each other, each with one thread of PyTorch's
+#   WORKERS      processes that run the tests beside each other, each with one thread of PyTorch's; 0: this one
 #   VLLM_SPEC    which vLLM make test-vllm installs into an environment of its own
 #   MODEL        what make serve serves: a GGUF file, a Hugging Face folder or a hub id; empty: the default
 
