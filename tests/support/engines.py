@@ -8,10 +8,11 @@ when every submitted request has ended.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from firstlight.base.config import EngineSection
@@ -76,12 +77,26 @@ class Harness:
         self.keeps_logits = True  # of every token: for long runs there is no room
         self.fresh()
 
-    def fresh(self, drafter: Drafter | None = None, num: int = 0, tree: Shape | None = None) -> None:
+    def fresh(
+        self,
+        drafter: Drafter | None = None,
+        num: int = 0,
+        tree: Shape | None = None,
+        *,
+        num_pages: int | None = None,
+        **section: Any,
+    ) -> None:
         """A new scheduler with an empty cache over the same model and pool: as after a restart.
 
-        A `drafter` drafts `num` tokens at every step, or a `tree`; without one, what the section says.
+        A `drafter` drafts `num` tokens at every step, or a `tree`; without one, what the section says. With
+        fewer pages and smaller sizes than those of the start, if they are given.
         """
-        self.core: EngineCore = self.started.core(self._execute)
+        started = replace(
+            self.started,
+            section=msgspec.structs.replace(self.started.section, **section),
+            num_pages=num_pages or self.started.num_pages,
+        )
+        self.core: EngineCore = started.core(self._execute)
         self.core.begin({})
         if drafter is not None:
             self.draft_with(drafter, num, tree)

@@ -5,6 +5,8 @@ Invariant: what was long ago counts less and less, and nothing counts for ever.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
+
 # Acceptance of the first draft, and of each later one after the one before it, until more is known.
 FIRST_GUESS = 0.6
 PRIOR_WEIGHT = 2.0
@@ -20,6 +22,12 @@ class Acceptance:
         self._reached = [PRIOR_WEIGHT] * most
         self._accepted = [PRIOR_WEIGHT * FIRST_GUESS] * most
         self._asked = self._answered = 1.0
+
+    def begin(self, reached: Rows[int], accepted: Rows[int]) -> None:
+        """Starts anew from counts by place, as in `DraftCounts`."""
+        for place, (num_reached, num_accepted) in enumerate(zip(reached, accepted, strict=True)):
+            self._reached[place] = PRIOR_WEIGHT + num_reached
+            self._accepted[place] = PRIOR_WEIGHT * FIRST_GUESS + num_accepted
 
     def record(self, num_drafted: int, num_accepted: int) -> None:
         """One sequence's drafts were verified."""

@@ -158,7 +158,7 @@ class Policy:
         """With the drafter's, where it knows something of every sequence."""
         assert self.times is not None, "asked before the engine serves"
         rows_s = self.times.of(num_sequences * (1 + shape.nodes))
-        return rows_s + (self._draft_time(shape, num_sequences) if shape.depth else 0.0)
+        return rows_s + (self.draft_time(shape, num_sequences) if shape.depth else 0.0)
 
     def _loosen(self, shape: Shape) -> None:
         if shape.is_tree and self.tree_acceptance is not None:
@@ -166,8 +166,15 @@ class Policy:
         else:
             self.acceptance.loosen()
 
-    def _draft_time(self, shape: Shape, num_sequences: float) -> float:
-        """Of a shape that was never proposed: the longest of the others."""
+    @property
+    def timed_drafts(self) -> list[Shape]:
+        """Chains, and the largest tree, of which a time is known."""
+        chains = [chain(num) for num in range(1, self.most + 1)]
+        shapes = [*chains, self.largest] if self.largest.is_tree else chains
+        return [shape for shape in shapes if shape[:2] in self._draft_times]
+
+    def draft_time(self, shape: Shape, num_sequences: float) -> float:
+        """Seconds of such drafts each; of a shape that was never proposed, the longest of the others."""
         known = self._draft_times.get(shape[:2])
         if known is not None:
             return known.of(num_sequences)
@@ -181,7 +188,7 @@ class Policy:
         assert self.times is not None, "asked before the engine serves"
         covered = self.acceptance.coverage * num_sequences
         with_drafts = max(1.0, covered)
-        draft_s = self._draft_time(shape, num_sequences) / min(1.0, covered)
+        draft_s = self.draft_time(shape, num_sequences) / min(1.0, covered)
         step_s = self.times.of(num_sequences + with_drafts * shape.nodes) + draft_s
         tokens = 1.0 + with_drafts * self.expected(shape) / num_sequences
         return tokens * base_s / step_s
