@@ -95,8 +95,15 @@ def _try(core: EngineCore, speculation: Speculation, first_token: int) -> Tried:
     prompts = trial.prompts(first_token)
     trial.answer(prompts)
     counts = speculation.counts
-    places = (counts.drafted, counts.reached, counts.accepted)
-    tried = Tried(len(prompts), trial.num_tokens, counts.num_verified, *map(list, places), counts.num_drafted)
+    tried = Tried(
+        num_prompts=len(prompts),
+        num_tokens=trial.num_tokens,
+        num_verified=counts.num_verified,
+        drafted=list(counts.drafted),
+        reached=list(counts.reached),
+        accepted=list(counts.accepted),
+        num_drafted=counts.num_drafted,
+    )
     core.scheduler.forget()
     counts.forget()
     return tried
