@@ -287,6 +287,7 @@ def drafted_keys_kept(patch: Patch) -> None:
 
     def observing(self: Eagle3ChainDrafter, plan: StepPlan, sequences: Rows[Sequence]) -> None:
         observe(self, plan, sequences)
+        self.catch_up()  # what is written late would hide the fault
         layer: Any = self._layer
         for sequence in sequences:
             if not sequence.drafts or sequence.request_id not in scratch:
@@ -311,6 +312,7 @@ def prefix_without_keys(patch: Patch) -> None:
         layer: Any = self._layer
         for sequence in sequences:
             if sequence.request_id not in seen and sequence.num_cached:
+                self.catch_up()
                 slots = slots_of(sequence.pages, sequence.num_cached, self._places.page_size)
                 for pool in (layer.keys, layer.values, layer.states):
                     pool[torch.from_numpy(slots)] = 0.0
