@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,33 @@ def eagle3(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["eagle3", "draft-model"])
+@dataclass(frozen=True)
+class Weighted:
+    """A kind of drafter with weights, and how its drafts of a step are said and labelled."""
+
+    name: str
+    words: str = "4"
+    labels: str = 'nodes="4",top_k="1"'
+    flags: tuple[str, ...] = ()
+
+
+TREE = ("--draft-top-k", "2", "--draft-nodes", "7")
+WEIGHTED = {
+    "eagle3": Weighted("eagle3"),
+    "draft-model": Weighted("draft-model"),
+    "tree": Weighted("eagle3", "7 in a tree of 4 x 2", 'nodes="7",top_k="2"', TREE),
+}
+
+
+@pytest.fixture(scope="module", params=WEIGHTED)
 def with_model(
     model: Path, eagle3: Path, request: pytest.FixtureRequest
-) -> Iterator[tuple[RunningServer, str]]:
-    """A server whose drafter has weights: an EAGLE-3 drafter, or the very model."""
-    drafter = eagle3 if request.param == "eagle3" else model
-    with RunningServer(model, *FLAGS, "--drafter", str(drafter), *PORTION) as server:
-        yield server, request.param
+) -> Iterator[tuple[RunningServer, Weighted]]:
+    """A server whose drafter has weights: an EAGLE-3 drafter, the very model, or EAGLE-3 in trees."""
+    kind = WEIGHTED[request.param]
+    drafter = eagle3 if kind.name == "eagle3" else model
+    with RunningServer(model, *FLAGS, "--drafter", str(drafter), *PORTION, *kind.flags) as server:
+        yield server, kind
 
 
 def ask(server: RunningServer, **body: Any) -> dict[str, Any]:
@@ -96,15 +116,16 @@ def test_the_answer_is_the_same(plain: RunningServer, drafting: RunningServer, k
     assert not any(not_drafted["completion_tokens_details"].values())
 
 
-def test_drafters_with_weights(plain: RunningServer, with_model: tuple[RunningServer, str]) -> None:
+def test_drafters_with_weights(plain: RunningServer, with_model: tuple[RunningServer, Weighted]) -> None:
     """The answers are the same, and the start says what was read, what it takes and how often it is right."""
-    server, name = with_model
+    server, kept = with_model
+    name = kept.name
     for kind in ASKED:
         expected, answer = ask(plain, **ASKED[kind]), ask(server, **ASKED[kind])
         assert answer["choices"] == expected["choices"]
     info = httpx.get(f"{server.url}/server_info").json()
     report, drafts = info["startup_report"], info["engine"]["drafts"]
-    assert report["drafter"] == f"{name}: always 4 drafts, keyed verification"
+    assert report["drafter"] == f"{name}: always {kept.words} drafts, keyed verification"
     assert report["drafter_notes"]
     trial = report["drafter_trial"]
     assert trial["draft_tokens"] == 4
@@ -115,8 +136,8 @@ def test_drafters_with_weights(plain: RunningServer, with_model: tuple[RunningSe
         assert trial["accepted_per_drafted"] in (1.0, None)
     metrics = httpx.get(f"{server.url}/metrics").text
     metric = "firstlight:draft_accepted_tokens_by"
-    assert f'{metric}_length_total{{drafter="{name}",k="4",length="below 256"}}' in metrics
-    assert f'{metric}_prefix_hit_total{{drafter="{name}",hit="no",k="4"}}' in metrics
+    assert f'{metric}_length_total{{drafter="{name}",k="4",length="below 256",{kept.labels}}}' in metrics
+    assert f'{metric}_prefix_hit_total{{drafter="{name}",hit="no",k="4",{kept.labels}}}' in metrics
 
 
 def test_a_drafter_that_is_not_there_ends_the_start(model: Path, eagle3: Path, tmp_path: Path) -> None:
@@ -169,12 +190,13 @@ def test_the_figures_come_with_their_k(drafting: RunningServer) -> None:
     assert drafts["num_accepted"] <= drafts["num_drafted"]
     assert len(drafts["acceptance_by_place"]) == len(drafts["conditional_acceptance_by_place"]) == 4
     metrics = httpx.get(f"{drafting.url}/metrics").text
+    labels = 'drafter="ngram",k="4",nodes="4"'
     total = re.search(
-        r'^firstlight:draft_accepted_tokens_total\{drafter="ngram",k="4"\} (\S+)$', metrics, re.M
+        rf'^firstlight:draft_accepted_tokens_total\{{{labels},top_k="1"\}} (\S+)$', metrics, re.MULTILINE
     )
     assert total is not None
     assert float(total[1]) == drafts["num_accepted"]
-    assert 'firstlight:draft_accepted_by_place_total{drafter="ngram",k="4",place="4"}' in metrics
+    assert f'firstlight:draft_accepted_by_place_total{{{labels},place="4",top_k="1"}}' in metrics
 
 
 def test_without_a_drafter_there_is_nothing_of_it(plain: RunningServer) -> None:
