@@ -30,8 +30,7 @@ def time_drafts(speculation: Speculation, sequences: Rows[Sequence], until_s: fl
     if not drafter.is_model or not sequences:
         return
     one_s = len(sequences) * policy.draft_time(chain(1), 1) if policy.timed_drafts else inf
-    shapes = [chain(num) for num in range(1, policy.most + 1)]
-    for shape in [*shapes, policy.largest] if policy.largest.is_tree else shapes:
+    for shape in policy.to_be_timed:
         times_s = [_time_of(drafter, sequences, shape) for _ in range(_TIMES)]
         seconds = min(*times_s, shape.num_expanded * one_s)
         one_s = min(one_s, seconds / shape.num_expanded)

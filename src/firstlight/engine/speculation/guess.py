@@ -31,12 +31,8 @@ class Guess:
         `place` as below.
         """
         for row, sequence in enumerate(sequences):
-            params = sequence.params
-            if not params.greedy:
-                key = stream_key(params.seed or 0, sequence.num_tokens + place)
-                logits_LR[row].div_(max(params.temperature, MIN_TEMPERATURE)).add_(
-                    gumbel([key], self._ids_R)[0]
-                )
+            if not sequence.params.greedy:
+                logits_LR[row] = self._drawn(logits_LR[row], sequence, place)
 
     def improve(
         self, best_B: np.ndarray, logits_BR: torch.Tensor, sequences: Rows[Sequence], place: int
@@ -46,9 +42,12 @@ class Guess:
         `place`: how many drafts of the sequence stand before this one.
         """
         for row, sequence in enumerate(sequences):
-            params = sequence.params
-            if params.greedy:
-                continue
-            key = stream_key(params.seed or 0, sequence.num_tokens + place)
-            scaled_R = logits_BR[row] / max(params.temperature, MIN_TEMPERATURE)  # noqa: N806
-            best_B[row] = int(gumbel([key], self._ids_R)[0].add_(scaled_R).argmax())
+            if not sequence.params.greedy:
+                best_B[row] = int(self._drawn(logits_BR[row], sequence, place).argmax())
+
+    def _drawn(self, logits_R: torch.Tensor, sequence: Sequence, place: int) -> torch.Tensor:  # noqa: N803
+        """Scaled logits with the noise of the position: the largest is the token that is drawn."""
+        params = sequence.params
+        key = stream_key(params.seed or 0, sequence.num_tokens + place)
+        scaled_R = logits_R / max(params.temperature, MIN_TEMPERATURE)  # noqa: N806
+        return gumbel([key], self._ids_R)[0].add_(scaled_R)

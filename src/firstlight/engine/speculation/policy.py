@@ -86,7 +86,11 @@ class Policy:
         self.times: StepTimes | None = None
         self.reason = "the engine starts"
         self.forced: Shape | None = None  # this one, while it is set
-        self._shapes = [chain(num) for num in range(1, most + 1)] + (_trees(tree) if tree else [])
+        chains = [chain(num) for num in range(1, most + 1)]
+        self.to_be_timed = (
+            [*chains, tree] if tree else chains
+        )  # at the start: trees of one depth take as long
+        self._shapes = chains + (_trees(tree) if tree else [])
         self._draft_times: dict[
             tuple[int, int], StepTimes
         ] = {}  # of a depth and top-k, by number of sequences
@@ -168,10 +172,8 @@ class Policy:
 
     @property
     def timed_drafts(self) -> list[Shape]:
-        """Chains, and the largest tree, of which a time is known."""
-        chains = [chain(num) for num in range(1, self.most + 1)]
-        shapes = [*chains, self.largest] if self.largest.is_tree else chains
-        return [shape for shape in shapes if shape[:2] in self._draft_times]
+        """Those of `to_be_timed` of which a time is known."""
+        return [shape for shape in self.to_be_timed if shape[:2] in self._draft_times]
 
     def draft_time(self, shape: Shape, num_sequences: float) -> float:
         """Seconds of such drafts each; of a shape that was never proposed, the longest of the others."""
