@@ -77,7 +77,8 @@ class NativeLayer:
         is_own = model.look_up is None
         found = None if is_own else embedding.operator
         self._table = found if isinstance(found, NativeLinear) else None
-        self.pool = KVPool(1, room.num_slots, (c.num_kv_heads, c.head_size), ops)
+        self.shape = AttentionShape(c.num_heads, c.num_kv_heads, c.head_size, None)
+        self.pool = KVPool(1, room.num_slots, self.shape, ops)
         self.pool.zero_null_page(room.page_size)
         self.states = torch.zeros(room.num_slots, c.hidden_size)
         self._turns = _turns(model, room.num_positions)
@@ -271,9 +272,7 @@ def _adding(op: Op) -> Op:
 
 
 def _attention(layer: NativeLayer, qkv: torch.Tensor, codes: Codes) -> Op:
-    c = layer._config
-    shape = AttentionShape(c.num_heads, c.num_kv_heads, c.head_size, None)
-    op = attention_op(shape, qkv.shape[1], layer.pool.keys[0].dtype)
+    op = attention_op(layer.shape, qkv.shape[1], layer.pool.keys[0].dtype)
     op.p[0], op.p[1], op.p[2] = address(qkv), address(layer.pool.keys[0]), address(layer.pool.values[0])
     op.p[4] = codes.address
     return op
