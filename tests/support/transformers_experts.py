@@ -71,7 +71,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "deepseek v3": _v3(),
     "deepseek v3 in groups": _v3(**GROUPS),
     "deepseek v3 yarn": _v3(rope_parameters=YARN),
-    "deepseek v3 yarn in groups, 3 dense layers": _v3(**GROUPS, rope_parameters=YARN, first_k_dense_replace=3),
+    "deepseek v3 yarn in groups, 3 dense": _v3(**GROUPS, rope_parameters=YARN, first_k_dense_replace=3),
     "deepseek v3 tied": _v3(tie_word_embeddings=True),
     "deepseek v3 without a norm of the weights": _v3(norm_topk_prob=False, routed_scaling_factor=1.5),
     "deepseek v3 without a query rank": _v3(q_lora_rank=None, n_shared_experts=2),

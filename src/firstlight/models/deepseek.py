@@ -1,5 +1,6 @@
-"""DeepSeek-V2 and V3, Kimi-K2, and the language model of Kimi-K2.5: latent attention, experts after some dense
-layers, rotary pairs side by side.
+"""DeepSeek-V2 and V3, Kimi-K2, and the language model of Kimi-K2.5.
+
+Latent attention, experts after some dense layers, and rotary pairs side by side.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""MiniMax-M2: grouped-query attention of which half of each head turns, q and k normalised over all heads, and
-DeepSeek's choice of experts without groups and shared ones.
+"""MiniMax-M2: a part of each head turns, q and k are normalised over all heads, and experts are chosen as
+DeepSeek does, without groups and shared ones.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def plan(rows: StepRows, shape: AttentionShape, chosen: list[int], device: torch
 def attend(
     q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batches: list[Batch], out_TND: torch.Tensor
 ) -> None:
-    """Writes the attention of every batch's rows into `out_TND`; `values` may be the keys, and so too wide."""
+    """Writes the attention of every batch's rows into `out_TND`; `values` may be the keys, and too wide."""
     num_kv_heads, out_size = keys.shape[1], out_TND.shape[-1]
     for batch in batches:
         num_batch, count = batch.rows_BC.shape

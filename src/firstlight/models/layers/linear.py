@@ -26,7 +26,7 @@ from firstlight.quant.weight import Weight
 class Part:
     """One tensor of a linear layer.
 
-    `interleave`: the head size, and how many of a head's values turn, if rotary pairs are to lie side by side.
+    `interleave`: the head size, and how many of a head's values turn, if pairs are to lie side by side.
     """
 
     wanted: Wanted

@@ -25,7 +25,6 @@ from firstlight.ops.heads import HeadsByGroup
 from firstlight.ops.kv_rows import chosen
 from firstlight.ops.outputs import check_outputs
 
-
 # Reading the latents anew costs a share about as much as one of its heads.
 MOST_HEADS_OF_A_SHARE = 8
 
