@@ -32,7 +32,7 @@ def kimi(**changes: Any) -> ModelDescription:
         "experts": GROUPED, "rope_scaling": YARN,
         "score_scale": 40**-0.5 * (0.1 * math.log(32.0) + 1.0) ** 2,
     }  # fmt: skip
-    return tiny_description("kimi_k2", **{**fields, **changes})
+    return tiny_description(**{"architecture": "kimi_k2", **fields, **changes})
 
 
 def description_of(architecture: str, **changes: Any) -> ModelDescription:

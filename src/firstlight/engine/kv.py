@@ -37,6 +37,7 @@ class KVPool:
 
         self.keys = tensors(ops.key_dtype)
         self.values = self.keys if shape.is_latent else tensors(ops.value_dtype)
+        self.token_bytes = num_layers * shape.num_kv_heads * sum(token_row_bytes(shape, ops))
 
     def zero_null_page(self, page_size: int) -> None:
         """Run once before the first step. The other pages are written before they are read."""

@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 from firstlight.ops import sparse_attention
 from firstlight.ops.contract import (
     GROUPED,
+    HEADS,
     AttentionShape,
     GroupedLinearOp,
     HeadsOp,
@@ -103,7 +104,7 @@ class ReferenceBackend:
         return GroupByGroup(num_groups, partial(self.linear, role=GROUPED))
 
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
-        return HeadsByGroup(self.grouped_linear(len(weights)), weights)
+        return HeadsByGroup(GroupByGroup(len(weights), partial(self.linear, role=HEADS)), weights)
 
     def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
         return pick(whole, outputs_N, num_outputs)
