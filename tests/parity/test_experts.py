@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from support.engines import Harness, submit
-from support.transformers_experts import CONFIGS, kimi_k25
-from support.transformers_models import difference, logits_of, noise, random_model, random_tokens, save
+from support.transformers_experts import CONFIGS, kimi_k25, save_kimi_k25
+from support.transformers_models import difference, logits_of, random_model, random_tokens, save
 
 NUM_TOKENS = 150  # beyond the windows, and beyond the original positions of the scaled ropes
-NATIVE_TOLERANCE = 0.02
+NATIVE_TOLERANCE = 0.01
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,7 +37,10 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     for num in (1, 33, NUM_TOKENS):
         assert difference(reference.last_logits_of(tokens[:num])[None], expected[num - 1 : num]) < 1e-4
     native = Harness(tmp_path, dtype="auto", cpu_kernels="native")
-    assert noise(native.logits_of(tokens), expected) < NATIVE_TOLERANCE
+    errors = (native.logits_of(tokens) - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert float(errors.median()) < NATIVE_TOLERANCE
+    # A few tokens are so close between two experts that a rounded key decides.
+    assert float(errors.quantile(0.95)) < 10 * NATIVE_TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["deepseek v3 yarn in groups, 3 dense", "minimax m2"])
@@ -52,11 +55,11 @@ def test_greedy_tokens_equal_those_of_transformers(tmp_path: Path, name: str) ->
 
 @pytest.mark.parametrize("text_type", ["deepseek_v3", "kimi_k2"])
 def test_the_language_model_of_kimi_k25(tmp_path: Path, text_type: str) -> None:
-    """Names and nesting of the checkpoint are the publisher's; images are skipped with a line that says so."""
+    """With the publisher's names and nesting; images are skipped with a line that says so."""
     model = kimi_k25()
     tokens = random_tokens(NUM_TOKENS, 96)
     expected = logits_of(model, tokens)
-    save(model, tmp_path)
+    save_kimi_k25(model, tmp_path)
     path = tmp_path / "config.json"
     config: dict[str, Any] = json.loads(path.read_text())
     config["text_config"]["model_type"] = text_type

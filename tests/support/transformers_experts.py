@@ -6,8 +6,10 @@ that no two can be mistaken for each other.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
@@ -19,7 +21,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from support.transformers_models import BASE, randomise
+from support.transformers_models import BASE, randomise, save
 
 LATENT: dict[str, Any] = {
     **BASE,
@@ -93,6 +95,18 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         MiniMaxM2Config, BASE, head_dim=24, num_local_experts=8, num_experts_per_tok=3, rotary_dim=8
     ),
 }  # fmt: skip
+
+
+def save_kimi_k25(model: Any, folder: Path) -> None:
+    """As `save`, with the publisher's names: transformers writes "blocks" for "layers" in the text model too."""
+    save(model, folder)
+    path = folder / "model.safetensors"
+    tensors = {
+        name.replace("language_model.model.blocks.", "language_model.model.layers."): values
+        for name, values in load_file(path).items()
+    }
+    assert "language_model.model.layers.1.mlp.experts.0.gate_proj.weight" in tensors
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def kimi_k25() -> Any:

@@ -122,7 +122,7 @@ def _rope_scaling(description: ModelDescription) -> dict[str, Any] | None:
     if scaling.kind == "linear":
         return {"rope_type": "linear", "factor": scaling.factor}
     if scaling.kind == "yarn":
-        return yarn_fields(description)
+        return yarn_fields(scaling, description.head_size, description.score_scale)
     return {
         "rope_type": "llama3",
         "factor": scaling.factor,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from firstlight.facts.description import Experts, ModelDescription
+from firstlight.facts.description import Experts, LatentAttention, ModelDescription, RopeScaling
 
 _DEEPSEEK = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 
@@ -17,7 +17,8 @@ def expert_fields(description: ModelDescription) -> dict[str, Any]:
     """What a family with experts has beside the fields of a dense one; nothing for the others."""
     experts = description.experts
     if description.architecture in _DEEPSEEK:
-        return _latent_fields(description) | _deepseek_fields(description.architecture, experts)
+        assert description.latent is not None, "DeepSeek's attention is latent"
+        return latent_fields(description.latent) | _deepseek_fields(description.architecture, experts)
     if experts is None:
         return {}
     chosen = {"num_experts_per_tok": experts.num_chosen}
@@ -36,9 +37,8 @@ def expert_fields(description: ModelDescription) -> dict[str, Any]:
     return fields
 
 
-def yarn_fields(description: ModelDescription) -> dict[str, Any]:
-    """The rope section of a yarn scaling. With latent attention mscale and mscale_all_dim are the same."""
-    scaling = description.rope_scaling
+def yarn_fields(scaling: RopeScaling, head_size: int, score_scale: float | None) -> dict[str, Any]:
+    """The rope section of a yarn scaling. `score_scale`: of latent attention, which says it by mscale."""
     fields: dict[str, Any] = {
         "type": "yarn",
         "factor": scaling.factor,
@@ -47,17 +47,15 @@ def yarn_fields(description: ModelDescription) -> dict[str, Any]:
         "beta_slow": scaling.beta_slow,
         "truncate": scaling.truncate,
     }
-    if description.latent is None:
-        return fields | {"attention_factor": scaling.turn_factor}
-    by_size = (description.score_scale or 0.0) * description.head_size**0.5
-    all_dim = 10.0 * (math.sqrt(by_size) - 1.0) / math.log(scaling.factor)
-    all_dim = round(all_dim, 6)
-    return fields | {"mscale": all_dim, "mscale_all_dim": all_dim}
+    fields |= {"attention_factor": scaling.turn_factor}
+    if score_scale is None:
+        return fields
+    all_dim = 10.0 * (math.sqrt(score_scale * head_size**0.5) - 1.0) / math.log(scaling.factor)
+    return fields | {"mscale": round(all_dim, 6), "mscale_all_dim": round(all_dim, 6)}
 
 
-def _latent_fields(description: ModelDescription) -> dict[str, Any]:
-    latent = description.latent
-    assert latent is not None, "DeepSeek's attention is latent"
+def latent_fields(latent: LatentAttention) -> dict[str, Any]:
+    """The sizes of latent attention."""
     return {
         "q_lora_rank": latent.query_rank,
         "kv_lora_rank": latent.latent_size,

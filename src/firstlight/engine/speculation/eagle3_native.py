@@ -60,6 +60,8 @@ class Room:
 def why_not(model: Eagle3Drafter) -> str | None:
     """Why a drafter of these sizes cannot run here, as the end of a sentence; None if it can."""
     c = model.config
+    if c.latent is not None:
+        return "its attention is latent"
     joined = len(c.state_layers) * c.target_hidden_size
     widths = (joined, c.hidden_size, c.num_heads * c.head_size, c.intermediate_size)
     wrong = [width for width in widths if width % GROUP]
@@ -280,5 +282,6 @@ def _attention(layer: NativeLayer, qkv: torch.Tensor, codes: Codes) -> Op:
 
 def _turns(model: Eagle3Drafter, num_positions: int) -> np.ndarray:
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), model.frequencies)
-    turns: np.ndarray = torch.stack((angles.cos(), angles.sin()), -1).numpy()
-    return turns
+    turns = torch.stack((angles.cos(), angles.sin()), -1) * model.config.rope_scaling.turn_factor
+    as_array: np.ndarray = turns.numpy()
+    return as_array
