@@ -98,7 +98,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 
 
 def save_kimi_k25(model: Any, folder: Path) -> None:
-    """As `save`, with the publisher's names: transformers writes "blocks" for "layers" in the text model too."""
+    """As `save`, with the publisher's names: transformers writes "blocks" for "layers" of text, too."""
     save(model, folder)
     path = folder / "model.safetensors"
     tensors = {

@@ -4,7 +4,7 @@ Made by `make_drafter`, for training and serving alike. Invariant: everything bu
 `eagle3.Eagle3Drafter`. Attention is in the absorbed form: a key is the latent with the rotary key behind it,
 a value is the latent, of one key-value head.
 
-Shapes: T indices, N heads, L latent, R rotary values of a head, U values that do not turn, V values of a head.
+Shapes: T indices, N heads, L latent, V values of a head; R values of a query that turn, U that do not.
 """
 
 from __future__ import annotations
