@@ -127,6 +127,11 @@ def _workspace_bytes(section: EngineSection, needs: Needs) -> int:
     """The largest step: activations, logits and their copies; and while loading, one matrix in float32."""
     description = needs.description
     width = 8 * description.hidden_size + 3 * description.intermediate_size
+    if description.latent is not None:  # queries in the space of latents, and what they attend to
+        width += 3 * needs.shape.num_heads * needs.shape.head_size
+    if description.experts is not None:  # rows of the products, and what comes of them
+        experts = description.experts
+        width += experts.num_chosen * (2 * description.hidden_size + 3 * experts.inner_size)
     activations = section.max_batched_tokens * width * 4
     most = max(section.max_num_seqs, MAX_DRAFT_ROWS) if section.drafts else section.max_num_seqs
     logits = 4 * most * description.vocab_size * 4

@@ -33,7 +33,7 @@ def kimi_of_hidden(
     end_ids: tuple[int, ...] = (),
 ) -> ModelDescription:
     """Layer 0 is dense; each token goes to an eighth of the experts, 2 at least and 8 at most."""
-    width = _part(hidden_size, 2, 7)
+    width = max(2 * UNIT, _part(hidden_size, 2, 7))  # two ranks can share it
     sizes = LatentAttention(
         query_rank=_part(hidden_size, 3, 14),
         latent_size=_part(hidden_size, 1, 14),

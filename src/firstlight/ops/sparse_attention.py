@@ -113,7 +113,7 @@ def attend(
 
 
 def _as_wide(rows: torch.Tensor, plan: SparsePlan) -> torch.Tensor:
-    """A pool of at least as many rows as a padded history has: a sparse row takes no more than all columns."""
+    """A pool of as many rows as a padded history at least: a sparse row takes no more than all columns."""
     longest = max(length for _, length in plan.pieces)
     missing = -(-longest // plan.shape.num_kv_heads) - len(rows)
     return rows if missing <= 0 else F.pad(rows, (0, 0, 0, 0, 0, missing))
