@@ -61,6 +61,17 @@ def assert_equal_to_one_rank(
     return together
 
 
+def assert_same_drafts(
+    target: Path, workload: list[Submit], drafting: Mapping[str, Any], sizes: Mapping[str, int]
+) -> int:
+    """Two ranks accept what one accepts; how many that are."""
+    alone = Harness(target, **sizes, **drafting).run(workload)
+    together = assert_equal_to_one_rank(target, workload, drafting, **sizes)
+    accepted = {name: sum(output.num_accepted for output in outputs) for name, outputs in together.items()}
+    assert accepted == {name: result.num_accepted for name, result in alone.items()}
+    return sum(accepted.values())
+
+
 def test_two_ranks_equal_one_on_a_tiny_model(folder: Path) -> None:
     assert_equal_to_one_rank(folder, requests(16, VOCABULARY), **SIZES)
 
@@ -81,10 +92,7 @@ def test_two_ranks_draft_what_one_rank_drafts_over_experts(tmp_path: Path) -> No
         submit(f"{n}", range(3 + n, 30), max_tokens=20, ignore_eos=True, logprobs=1) for n in range(4)
     ]
     sizes = {**SIZES, "max_model_len": 128}
-    alone = Harness(target, **sizes, **drafting).run(workload)
-    together = assert_equal_to_one_rank(target, workload, drafting, **sizes)
-    accepted = {name: sum(output.num_accepted for output in outputs) for name, outputs in together.items()}
-    assert accepted == {name: result.num_accepted for name, result in alone.items()}
+    assert_same_drafts(target, workload, drafting, sizes)
 
 
 def test_two_ranks_with_drafts_equal_one_without(folder: Path) -> None:
@@ -101,11 +109,7 @@ def test_two_ranks_draft_what_one_rank_drafts(tmp_path: Path) -> None:
     sizes = {**SIZES, "max_model_len": 128}
     hot = {"temperature": 4.0, "max_tokens": 30, "ignore_eos": True}
     workload = [submit(f"{n}", range(3 + n, 30), seed=n, logprobs=1, **hot) for n in range(8)]
-    alone = Harness(target, **sizes, **drafting).run(workload)
-    together = assert_equal_to_one_rank(target, workload, drafting, **sizes)
-    accepted = {name: sum(output.num_accepted for output in outputs) for name, outputs in together.items()}
-    assert accepted == {name: result.num_accepted for name, result in alone.items()}
-    assert sum(accepted.values()) > 20
+    assert assert_same_drafts(target, workload, drafting, sizes) > 20
 
 
 def test_two_ranks_equal_one_on_the_real_model() -> None:

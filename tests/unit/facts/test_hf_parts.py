@@ -1,4 +1,4 @@
-"""Tensors of a folder that are no part of the language model: skipped with a line that says so, or an error."""
+"""Tensors of a folder that are no part of the language model: skipped and said so, or an error."""
 
 from __future__ import annotations
 
