@@ -21,7 +21,7 @@ VLLM := .venv-vllm
 COMPILE = $(BIN)/python -m compileall -q src/firstlight
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve test lossless sanitize instructions test-fast format lint types unit parity e2e shape test-vllm bench bench-compare bench-peers bench-peers-report soak wheel fix docs clean
+.PHONY: help serve test lossless sanitize instructions test-fast format lint types unit parity e2e shape test-vllm judges bench bench-compare bench-peers bench-peers-report soak wheel fix docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
@@ -37,7 +37,11 @@ test-fast: lint types shape $(TEST)  ## the same without the slow tests: under 9
 	$(BIN)/pytest -q -m "not slow" tests/unit
 
 test-vllm: $(TEST) $(VLLM)/.installed  ## with a real vLLM on the CPU: 3 GB into .venv-vllm the first time, then 10 minutes
-	$(BIN)/pytest -q tests/foreign $(ARGS)
+	$(BIN)/pytest -q tests/foreign --ignore tests/foreign/test_drafter_judges.py $(ARGS)
+
+judges: $(TEST) $(VLLM)/.installed  ## the shipped drafter in vLLM and llama.cpp: as many drafts accepted as by us; 3 GB, 20 minutes
+	@PYTHONPATH=benchmarks $(BIN)/python -m peers --setup --peers llama.cpp
+	$(BIN)/pytest -q -s tests/foreign/test_drafter_judges.py $(ARGS)
 
 lint: $(TEST)
 	$(BIN)/ruff format --check src tests benchmarks

@@ -162,6 +162,7 @@ class Pair:
 
 def _content(drafter: Eagle3ChainDrafter, slots: np.ndarray) -> dict[str, torch.Tensor]:
     """What stands in the slots; a first token has no keys, because there is no state before it."""
+    drafter.catch_up()
     layer: Any = drafter._layer
     keys, values = (layer.keys, layer.values) if not isinstance(layer, NativeLayer) else _first(layer)
     places = torch.from_numpy(slots)

@@ -142,7 +142,7 @@ taken from there):
 
     python convert_hf_to_gguf.py THIS_FOLDER --target-model-dir TARGET_FOLDER \\
         --outtype bf16 --outfile drafter.gguf
-    llama-server -m TARGET.gguf -md drafter.gguf --spec-type draft-eagle3 --draft-max 3
+    llama-server -m TARGET.gguf -md drafter.gguf --spec-type draft-eagle3 --spec-draft-n-max 3
 
 What the converter looks at was checked when this folder was written: one layer, `draft_vocab_size`, three
 ids in `eagle_aux_hidden_state_layer_ids` at the top level (blocks that have run), `d2t` in range and without

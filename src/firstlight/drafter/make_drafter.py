@@ -52,7 +52,39 @@ def first_drafter(target: Target, ends: Ends, shards: list[Path], settings: Trai
             "Capture its layers (--layer), or start from another drafter.",
         )
     counts, held_out = _count(shards, len(ends.embedding))
-    return Made(drafter, _numbers(drafter, counts, held_out) | {"init_from": settings.init_from})
+    num_new = renew_vocabulary(drafter, ends, counts, tokens_to_keep(target))
+    said = {"init_from": settings.init_from, "new_in_vocabulary": num_new}
+    return Made(drafter, _numbers(drafter, counts, held_out) | said)
+
+
+def renew_vocabulary(
+    drafter: Eagle3Drafter,
+    ends: Ends,
+    counts_V: torch.Tensor,  # noqa: N803
+    always: set[int],
+) -> int:
+    """Puts tokens that the data has in the place of those that it lacks; returns how many.
+
+    The vocabulary keeps its size. A token that stays keeps its row of the head. A new one gets the target's
+    row, turned as training has turned the head's rows (least squares over all that were held).
+    """
+    held, order = drafter.target_ids_R.sort()
+    # Half an occurrence: a held token gives way to one that was seen, and never to another unseen one.
+    half = torch.full((len(held),), 0.5, dtype=torch.float64)
+    ids = build_vocabulary(counts_V.double().index_add(0, held, half), len(held), always)
+    stays = torch.isin(ids, held)
+    num_new = int((~stays).sum())
+    if num_new:
+        trained_RH = drafter.lm_head.weight.detach()[order]  # noqa: N806
+        rows_RH = ends.head[held]  # noqa: N806
+        square = (rows_RH.t() @ rows_RH).double()
+        square += torch.diag(1e-6 * square.diagonal())
+        turn_HH = torch.linalg.solve(square, (rows_RH.t() @ trained_RH).double()).float()  # noqa: N806
+        with torch.no_grad():
+            drafter.lm_head.weight.copy_(ends.head[ids] @ turn_HH)
+            drafter.lm_head.weight[stays] = trained_RH[torch.searchsorted(held, ids[stays])]
+            drafter.target_ids_R.copy_(ids)
+    return num_new
 
 
 def new_drafter(target: Target, ends: Ends, shards: list[Path], settings: TrainSettings) -> Made:

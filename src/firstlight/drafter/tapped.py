@@ -80,6 +80,8 @@ class TappedEngine:
                     self._core.handle(Abort([output.request_id]))
                     self._end(answer, "loop")
                 on_done(answer.finish_reason is not None)
+        # Its word on those that were ended last must not be taken for one on the next prompts.
+        self._core.scheduler.take_finished()
         return list(answers.values())
 
     def _execute(self, plan: StepPlan) -> torch.Tensor:

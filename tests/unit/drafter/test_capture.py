@@ -213,7 +213,7 @@ def test_a_damaged_shard_is_named(run: Run, tmp_path: Path) -> None:
 
 def test_an_answer_that_repeats_itself_is_ended_when_it_does(tmp_path: Path) -> None:
     """A tiny random model repeats itself soon; its states are still those of its very tokens."""
-    out, _ = captured_run(tmp_path, num_prompts=6, max_tokens=96)
+    out, target = captured_run(tmp_path, num_prompts=6, max_tokens=96)
     answers = read_answers(out / "generate", "answers-00000.jsonl")
     looped = [answer for answer in answers if answer.finish_reason == "loop"]
     assert looped, "none of the tiny model's answers repeats itself: the test says nothing"
@@ -222,3 +222,11 @@ def test_an_answer_that_repeats_itself_is_ended_when_it_does(tmp_path: Path) -> 
         assert len(answer.token_ids) + answer.cut_tokens < 96
     _, shard = first_shard(out)
     assert [document.id for document, _ in shard.spans()] == [a.id for a in answers]
+    # The end of the last answer is not taken for that of the next shard's first.
+    apart = tmp_path / "apart"
+    shutil.copytree(out / "prompts", apart / "prompts")
+    generate(apart, target, GenerateSettings(max_tokens=96, shard_prompts=1), STATES, SMALL_ENGINE)
+    names = sorted(read_manifest(apart / "generate").files)
+    assert [read_answers(apart / "generate", name)[0].token_ids for name in names] == [
+        answer.token_ids for answer in answers
+    ]

@@ -17,13 +17,13 @@ from firstlight.drafter.chain import Rounds, ngram_proposer, run_chain
 from firstlight.drafter.checkpoints import load_drafter
 from firstlight.drafter.evaluate import EvaluateSettings, bootstrap, evaluate, read_report
 from firstlight.drafter.gates import overfit_gate, unroll_gate
-from firstlight.drafter.make_drafter import initialise, new_drafter
+from firstlight.drafter.make_drafter import initialise, new_drafter, renew_vocabulary
 from firstlight.drafter.objective import make_teacher, unrolled
 from firstlight.drafter.packing import rows_of
 from firstlight.drafter.prompts import TRAIN
 from firstlight.drafter.shards import Shard, read_shard, write_shard
 from firstlight.drafter.stages import MANIFEST, read_manifest
-from firstlight.drafter.target import Target, read_ends
+from firstlight.drafter.target import Ends, Target, read_ends
 from firstlight.drafter.train import CHECKPOINT, Trainer, train
 from firstlight.drafter.train_settings import Limits, TrainSettings
 from firstlight.drafter.vocabulary import build_vocabulary, coverage
@@ -241,6 +241,28 @@ def test_a_training_may_start_from_a_drafter(run: Run, tmp_path: Path) -> None:
     save_eagle3(tmp_path / "other", other, torch.float32)
     with pytest.raises(ModelFileError):
         trained(out, target, tmp_path / "wrong", Limits(), init_from=str(tmp_path / "other"))
+
+
+def test_a_warm_start_learns_tokens_that_the_data_has() -> None:
+    torch.manual_seed(0)
+    ends = Ends(torch.randn(300, 32), torch.ones(32), torch.randn(300, 32))
+    drafter = random_drafter(vocab_size=300, draft_vocab_size=50)
+    turn_HH = torch.randn(32, drafter.config.hidden_size)  # noqa: N806
+    held = torch.randperm(300)[:50]  # foreign drafters need not have them in order
+    drafter.target_ids_R.copy_(held)
+    with torch.no_grad():
+        drafter.lm_head.weight.copy_(ends.head[held] @ turn_HH)
+    outside = [token for token in range(300) if token not in held.tolist()]
+    counts = torch.zeros(300, dtype=torch.int64)
+    counts[held[:45]] = 3
+    counts[outside[-2:]] = 1
+    assert renew_vocabulary(drafter, ends, counts, set()) == 2
+    ids = drafter.target_ids_R
+    assert set(held[:45].tolist()) | set(outside[-2:]) <= set(ids.tolist()), "seen ones are all in it"
+    assert drafter.lm_head.weight.allclose(ends.head[ids] @ turn_HH, atol=1e-3)
+    before = drafter.lm_head.weight.clone()
+    assert renew_vocabulary(drafter, ends, counts, set()) == 0
+    assert drafter.lm_head.weight.equal(before)
 
 
 def test_tensorboard_that_is_missing_is_said(

@@ -22,20 +22,8 @@ from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.guess import Guess
 from firstlight.engine.speculation.places import Places
+from firstlight.engine.speculation.waiting import TrueRows, Waiting
 from firstlight.ops.contract import StepRows
-
-
-@dataclass(frozen=True)
-class TrueRows:
-    """Rows of a step of the target, int64 [T] each.
-
-    `positions` count from the second token on; `before` is the slot of the token before, 0 for the first.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    slots: np.ndarray
-    before: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -92,20 +80,29 @@ class Eagle3ChainDrafter:
         source: Source,
     ) -> None:
         self.layers = layers
+        self._waiting = Waiting(layer.write, places.num_slots)
         self._layer, self._places, self._source = layer, places, source
         self._ids_R = ids_R
         self._guess = Guess(torch.from_numpy(ids_R).to(torch.int32))
 
     @torch.inference_mode()
     def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
-        """Writes the slots of a step's rows; those of drafts that are rejected will be overwritten."""
+        """Writes the slots of a step's rows, at the latest before the next drafts.
+
+        Those of drafts that are rejected will be overwritten.
+        """
         rows = self._source.rows
         before = np.maximum(rows.positions_T - 1, 0)
         size = rows.page_size
         pages = rows.page_table_SP[rows.sequence_T, before // size]
         slots_before = np.where(rows.positions_T > 0, pages * size + before % size, 0)
         tokens = np.array(plan.tokens, np.int64)
-        self._layer.write(self._source.states, TrueRows(tokens, before, rows.write_slots_T, slots_before))
+        self._waiting.add(self._source.states, TrueRows(tokens, before, rows.write_slots_T, slots_before))
+
+    @torch.inference_mode()
+    def catch_up(self) -> None:
+        """Writes what waits to be written."""
+        self._waiting.write_all()
 
     @torch.inference_mode()
     def propose(self, sequences: Rows[Sequence], num: int) -> list[list[int]]:
@@ -115,6 +112,7 @@ class Eagle3ChainDrafter:
         if not asked:
             return drafts
         chosen = [sequences[row] for row in asked]
+        self.catch_up()
         table_BL = self._places.table(chosen, skipped=1)  # noqa: N806 - shape suffix
         positions = np.array([len(sequence.tokens) - 2 for sequence in chosen])
         rows = np.arange(len(chosen))

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from firstlight.engine.kv import KVPool
-from firstlight.engine.speculation.eagle3 import DraftRows, TrueRows
+from firstlight.engine.speculation.eagle3 import DraftRows
+from firstlight.engine.speculation.waiting import TrueRows
 from firstlight.models.eagle3 import Eagle3Drafter, RmsNorm
 from firstlight.models.layers.linear import StoredMatrix, interleave_rows
 from firstlight.models.layers.vocabulary import Embedding

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
-from firstlight.engine.speculation.eagle3 import DraftRows, TrueRows
+from firstlight.engine.speculation.eagle3 import DraftRows
+from firstlight.engine.speculation.waiting import TrueRows
 from firstlight.models.eagle3 import Eagle3Drafter
 
 

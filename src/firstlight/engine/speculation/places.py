@@ -28,11 +28,11 @@ class Places:
 
     def __init__(self, num_slots: int, num_drafts: int, page_size: int) -> None:
         self.page_size = page_size
-        self._num_slots, self._num_drafts = num_slots, num_drafts
+        self.num_slots, self._num_drafts = num_slots, num_drafts
 
     def scratch(self, row: int) -> np.ndarray:
         """The slots for drafts of the sequence in row `row` of a proposal."""
-        first = self._num_slots + row * self._num_drafts
+        first = self.num_slots + row * self._num_drafts
         return np.arange(first, first + self._num_drafts)
 
     def table(self, sequences: Rows[Sequence], skipped: int) -> np.ndarray:
