@@ -107,7 +107,8 @@ def bench_operators(order: OperatorsOrder, on_point: Callable[[int, int], None])
     )
     engine = open_engine(order.model, "auto", section)
     replay = engine.runner.replay
-    if not isinstance(replay, RecordedReplay):
+    has_experts = engine.checkpoint.description.experts is not None
+    if has_experts or not isinstance(replay, RecordedReplay):
         raise UnsupportedError(
             "there is no program of native operators to measure",
             "Use --device cpu, the default, and a model without experts and latent attention.",
