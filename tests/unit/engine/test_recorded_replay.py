@@ -23,6 +23,8 @@ MODELS: dict[str, ModelDescription] = {
     "biases": tiny_description("qwen2"),
     "window": tiny_description("mistral", sliding_window=20),
     "experts": description_of("qwen3_moe"),
+    "latents": description_of("kimi_k2"),
+    "a part of each head turns": description_of("minimax_m2"),
 }
 TOKENS = [3 + (7 * n) % 40 for n in range(50)]
 

@@ -20,8 +20,6 @@ BLOCK_VALUES = 32
 class GatedMlp:
     """See the module. `mlp_bias` adds a bias to all three products; `inner`: another inner width."""
 
-    can_record = True
-
     def __init__(
         self,
         declare: Declaration,
