@@ -84,7 +84,7 @@ def test_two_ranks_equal_one_with_experts(tmp_path: Path, model: str) -> None:
 
 
 def test_two_ranks_draft_what_one_rank_drafts_over_experts(tmp_path: Path) -> None:
-    # With other weights a token may lie between two experts by less than the ranks' sums differ (6e-8, seed 0).
+    # Of other weights (seed 0) a token lies between two experts by 6e-8, and ranks add up otherwise.
     target = write_experts(tmp_path / "target", kimi(num_layers=4, vocab_size=96, max_position=128), seed=1)
     (tmp_path / "drafter").mkdir()
     save_eagle3(tmp_path / "drafter", tiny_eagle3(**LATENT), torch.float32)
