@@ -82,7 +82,10 @@ class LinearOp(Protocol):
 class GroupedLinearOp(Protocol):
     """y = x W_g^T with a weight for each group: the experts of a layer, or heads. G groups, R rows."""
 
-    num_bytes: int  # resident
+    @property
+    def num_bytes(self) -> int:
+        """Resident."""
+        ...
 
     def put(self, group: int, weight: Matrix) -> None:
         """Lays out the weight of a group, once. All groups agree in format and shape."""
@@ -99,7 +102,10 @@ class GroupedLinearOp(Protocol):
 class HeadsOp(Protocol):
     """y = x W_n^T with a weight [O, I] for each head n."""
 
-    num_bytes: int  # resident
+    @property
+    def num_bytes(self) -> int:
+        """Resident."""
+        ...
 
     def __call__(self, x_TNI: torch.Tensor) -> torch.Tensor:
         """[T, N, O] in the layout's own type."""
