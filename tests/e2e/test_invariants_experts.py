@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from firstlight.engine.speculation.ngram import NgramDrafter
+from firstlight.engine.speculation.shape import Shape
 from support.engines import Harness, Result, submit
 from support.experts import description_of, kimi, write_experts
-from support.knowing import Knowing
+from support.knowing import Knowing, KnowingTrees
 from support.workloads import circling, requests
 
 VOCABULARY = 300
@@ -31,7 +32,11 @@ OPERATORS = {
 CASES = [("kimi_k2", "reference"), ("kimi_k2", "native"), ("kimi_k2", "native, int8"),
          ("qwen3_moe", "native"), ("minimax_m2", "reference")]  # fmt: skip
 WORKLOAD = [*requests(8, VOCABULARY), *circling(2, max_tokens=40)]
-SIZES = {"max_num_seqs": 16, "max_batched_tokens": 256, "max_model_len": LENGTH}
+TREE = Shape(5, 4, 12)
+# Places of a tree's nodes go beyond the model's length.
+SIZES = {
+    "max_num_seqs": 16, "max_batched_tokens": 256, "max_model_len": LENGTH, "draft_top_k": 4, "draft_nodes": 12,
+}  # fmt: skip
 Baseline = dict[str, Result]
 Case = tuple[Path, dict]
 
@@ -99,6 +104,14 @@ def test_drafts_change_no_bit(engine: Harness, baseline: Baseline, num: int) -> 
         results = engine.run(WORKLOAD)
         assert_same(results, baseline)
         assert sum(result.num_accepted for result in results.values()) > 10
+
+
+def test_trees_of_drafts_change_no_bit(engine: Harness, baseline: Baseline) -> None:
+    answers = {name: result.tokens for name, result in baseline.items()}
+    engine.fresh(KnowingTrees(answers, VOCABULARY, 0.3), TREE.depth, TREE)
+    results = engine.run(WORKLOAD)
+    assert_same(results, baseline)
+    assert sum(result.num_accepted for result in results.values()) > 10
 
 
 def test_the_pool_holds_a_latent_and_a_rotary_key_a_token(engine: Harness) -> None:

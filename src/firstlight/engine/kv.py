@@ -5,6 +5,8 @@ Invariant: the null page (slots 0 .. page_size - 1) stays zero, because padded a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from firstlight.ops.contract import AttentionShape, Backend
@@ -37,9 +39,18 @@ class KVPool:
 
         self.keys = tensors(ops.key_dtype)
         self.values = self.keys if shape.is_latent else tensors(ops.value_dtype)
+        # Each once: rows that moved twice would be those of others.
+        self._tensors = self.keys if shape.is_latent else [*self.keys, *self.values]
         self.token_bytes = num_layers * shape.num_kv_heads * sum(token_row_bytes(shape, ops))
+
+    def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+        """Copies rows of every layer, as if all at once."""
+        device = self.keys[0].device
+        source, target = (torch.tensor(slots, device=device) for slots in (from_slots, to_slots))
+        for tensor in self._tensors:
+            tensor[target] = tensor[source]
 
     def zero_null_page(self, page_size: int) -> None:
         """Run once before the first step. The other pages are written before they are read."""
-        for tensor in (*self.keys, *self.values):
+        for tensor in self._tensors:
             tensor[:page_size].zero_()

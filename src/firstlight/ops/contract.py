@@ -6,7 +6,8 @@ Row invariance: where `Backend.row_invariant` is true, the bits of a row do not 
 are or on which batch it came in.
 
 Shapes: T tokens in the step, S sequences, P pages of the longest sequence, H hidden, N query heads, K KV
-heads, D head size, R values of a row of the pool (see `kv_rows`), O outputs and I inputs of a linear.
+heads, D head size, R values of a row of the pool (see `kv_rows`), O outputs and I inputs of a linear, W
+places of a tree's longest branch.
 """
 
 from __future__ import annotations
@@ -18,52 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-
-class Matrix(Protocol):
-    """A weight in the checkpoint's own blocks, whose values can be asked for."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def format(self) -> str: ...
-
-    def dequantize(self) -> torch.Tensor:
-        """The exact values, float32 [O, I]."""
-        ...
-
-    def stored(self) -> torch.Tensor | None:
-        """The blocks as they are in the file, uint8 [O, bytes of a row]; None where there is no file."""
-        ...
-
-    def first_rows(self, num_rows: int) -> Matrix:
-        """The same weight with at most `num_rows` outputs, for looking at a sample."""
-        ...
-
-    def affine(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Codes [O, I], scale, offset [O, I / 32]: value = code * scale + offset; None if not so."""
-        ...
-
-    def nested(self) -> NestedScales | None:
-        """The numbers of a format of nested scales; None for others."""
-        ...
-
-
-@dataclass(frozen=True)
-class NestedScales:
-    """A matrix whose scales are products.
-
-    value = (scale * sub_scales) * codes - (minimum_scale * sub_minima).
-
-    Codes [O, I]; sub-scales and sub-minima, whole numbers of 8 bits, for each 16 or 32 inputs; the floats for
-    each 256, exact in float16.
-    """
-
-    codes: torch.Tensor
-    sub_scales: torch.Tensor
-    sub_minima: torch.Tensor | None
-    scale: torch.Tensor
-    minimum_scale: torch.Tensor | None
+from firstlight.ops.groups import GroupedLinearOp, HeadsOp
+from firstlight.ops.matrix import Matrix
 
 
 class LinearOp(Protocol):
@@ -76,43 +33,6 @@ class LinearOp(Protocol):
 
     def rows(self, indices_T: torch.Tensor) -> torch.Tensor | None:
         """Rows of the weight in float32 [T, I], for a tied embedding; None where the layout is packed."""
-        ...
-
-
-class GroupedLinearOp(Protocol):
-    """y = x W_g^T with a weight for each group: the experts of a layer, or heads. G groups, R rows."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Resident."""
-        ...
-
-    def put(self, group: int, weight: Matrix) -> None:
-        """Lays out the weight of a group, once. All groups agree in format and shape."""
-        ...
-
-    def __call__(self, x_RI: torch.Tensor, starts_G1: torch.Tensor) -> torch.Tensor:
-        """Float32 [R, O]. Rows `starts[g]` to `starts[g + 1]` belong to group g; the last start is R.
-
-        Only groups that have rows are read. `starts` lies on the host.
-        """
-        ...
-
-
-class HeadsOp(Protocol):
-    """y = x W_n^T with a weight [O, I] for each head n."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Resident."""
-        ...
-
-    def __call__(self, x_TNI: torch.Tensor) -> torch.Tensor:
-        """[T, N, O] in the layout's own type."""
-        ...
-
-    def back(self, x_TO: torch.Tensor) -> torch.Tensor | None:
-        """x W_n of rows that all heads share, [T, N, I]; None from backends that are row-invariant."""
         ...
 
 
@@ -134,7 +54,9 @@ class StepRows:
     """Which rows a step attends from and to. Host arrays, so that a backend can lay out its work.
 
     Row t is the token at `positions_T[t]` of sequence `sequence_T[t]` (an index into `page_table_SP`), and
-    its KV goes to slot `write_slots_T[t]` of the pool; a slot is page * page_size + position within the page.
+    its KV goes to slot `write_slots_T[t]` of the pool; a slot is page * page_size + place within the page. A
+    position's place in the pages is the position itself, but for nodes of a tree of drafts: see
+    `branches_TW`.
     """
 
     positions_T: np.ndarray[Any, np.dtype[np.int64]]
@@ -144,6 +66,23 @@ class StepRows:
     starts: Sequence[int]  # S: position of the first row of each sequence
     counts: Sequence[int]  # S: its number of rows
     page_size: int
+    # Where rows of a tree find the positions from their sequence's start on, up to themselves: places in its
+    # pages, then -1. A row of no tree has nothing but -1. None: there is no tree in the step.
+    branches_TW: np.ndarray[Any, np.dtype[np.int64]] | None = None
+
+    def places(
+        self,
+        rows_M: np.ndarray[Any, Any],
+        positions_ML: np.ndarray[Any, Any],  # noqa: N803
+    ) -> np.ndarray[Any, Any]:
+        """The places in the pages of positions that these rows see."""
+        if self.branches_TW is None:
+            return positions_ML
+        branches = self.branches_TW[rows_M]
+        own = positions_ML - np.asarray(self.starts)[self.sequence_T[rows_M]][:, None]
+        within = np.clip(own, 0, branches.shape[1] - 1)
+        is_own = (own >= 0) & (branches[:, :1] >= 0)
+        return np.where(is_own, np.take_along_axis(branches, within, 1), positions_ML)
 
 
 @dataclass(frozen=True)

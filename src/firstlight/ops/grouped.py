@@ -11,7 +11,8 @@ from itertools import pairwise
 
 import torch
 
-from firstlight.ops.contract import LinearOp, Matrix
+from firstlight.ops.contract import LinearOp
+from firstlight.ops.matrix import Matrix
 
 
 class GroupByGroup:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-from firstlight.ops.contract import GroupedLinearOp, Matrix
+from firstlight.ops.groups import GroupedLinearOp
+from firstlight.ops.matrix import Matrix
 
 
 class HeadsByGroup:

@@ -17,20 +17,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.ops import sparse_attention
-from firstlight.ops.contract import (
-    GROUPED,
-    HEADS,
-    AttentionShape,
-    GroupedLinearOp,
-    HeadsOp,
-    LinearOp,
-    Matrix,
-    MatrixKind,
-    StepRows,
-)
+from firstlight.ops.contract import GROUPED, HEADS, AttentionShape, LinearOp, MatrixKind, StepRows
 from firstlight.ops.grouped import GroupByGroup
+from firstlight.ops.groups import GroupedLinearOp, HeadsOp
 from firstlight.ops.heads import HeadsByGroup
 from firstlight.ops.kv_rows import chosen, unpack
+from firstlight.ops.matrix import Matrix
 from firstlight.ops.outputs import pick
 
 # Rows of every matrix product. Larger is faster for prompts, smaller for single tokens; at 32 a product is

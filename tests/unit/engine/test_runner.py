@@ -57,6 +57,15 @@ def test_the_null_page_of_a_pool_is_zeroed() -> None:
         assert bool((tensor[4:] == 7.0).all())
 
 
+def test_latents_that_move_move_once() -> None:
+    """Keys and values are the same rows; the second of two moves would take what the first one brought."""
+    plain = AttentionShape(2, 2, 4, None)
+    pool = KVPool(1, 8, AttentionShape(2, 1, 4, None, None, 3, plain), ReferenceBackend("test"))
+    pool.keys[0].copy_(torch.arange(8.0)[:, None, None].expand(-1, 1, 4))
+    pool.move([5, 6], [4, 5])
+    assert pool.values[0][:, 0, 0].tolist() == [0, 1, 2, 3, 5, 6, 6, 7]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
 def test_garbage_in_free_pages_reaches_nobody(tmp_path: Path, dtype: str) -> None:
     """The pool is allocated without being cleared; NaN in it must not matter, except in the null page."""

@@ -12,7 +12,8 @@ from firstlight.facts.checkpoint import Checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import StoredMatrix
-from firstlight.ops.contract import HEADS, HeadsOp, MatrixKind
+from firstlight.ops.contract import HEADS, MatrixKind
+from firstlight.ops.groups import HeadsOp
 from firstlight.quant.registry import UNQUANTIZED, dequantize
 from firstlight.quant.weight import Weight
 

@@ -17,7 +17,8 @@ import torch
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
-from firstlight.ops.contract import LinearOp, MatrixKind, NestedScales
+from firstlight.ops.contract import LinearOp, MatrixKind
+from firstlight.ops.matrix import NestedScales
 from firstlight.quant.registry import BLOCK_FORMATS, NESTED_FORMATS, dequantize
 from firstlight.quant.weight import Weight
 

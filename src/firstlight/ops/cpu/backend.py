@@ -16,22 +16,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.ops import padded_attention, sparse_attention
-from firstlight.ops.contract import (
-    GROUPED,
-    HEADS,
-    ROUTER,
-    AttentionShape,
-    GroupedLinearOp,
-    HeadsOp,
-    LinearOp,
-    Matrix,
-    MatrixKind,
-    StepRows,
-)
+from firstlight.ops.contract import GROUPED, HEADS, ROUTER, AttentionShape, LinearOp, MatrixKind, StepRows
 from firstlight.ops.cpu.layouts import FloatLinear, weight_error
 from firstlight.ops.cpu.select import Choice, choose
 from firstlight.ops.grouped import GroupByGroup
+from firstlight.ops.groups import GroupedLinearOp, HeadsOp
 from firstlight.ops.heads import HeadsByBatch
+from firstlight.ops.matrix import Matrix
 from firstlight.ops.outputs import pick
 
 # From this many rows of one sequence on, blocked attention beats one row at a time.

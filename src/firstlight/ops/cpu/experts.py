@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import torch
 
-from firstlight.ops.contract import Matrix
 from firstlight.ops.cpu.library import EXPERTS, QUANTIZE, Codes, Op, Pool, Step, address
 from firstlight.ops.cpu.packed import LAYOUTS, Arena, number_of, pack, packed_bytes
+from firstlight.ops.matrix import Matrix
 
 
 class NativeExperts:

@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from firstlight.ops.contract import AttentionShape, HeadsOp, LinearOp, Matrix, MatrixKind, StepRows
+from firstlight.ops.contract import AttentionShape, LinearOp, MatrixKind, StepRows
 from firstlight.ops.cpu.experts import NativeExperts
 from firstlight.ops.cpu.library import ATTEND, INSTRUCTION_SETS, KV_TYPES, NORM, SILU, Op, Pool, Step, address
 from firstlight.ops.cpu.packed import LAYOUTS, Arena, NativeLinear, number_of, pack, packed_bytes
 from firstlight.ops.cpu.some_outputs import copy_outputs
+from firstlight.ops.groups import HeadsOp
 from firstlight.ops.heads import HeadsByGroup
 from firstlight.ops.kv_rows import chosen
+from firstlight.ops.matrix import Matrix
 from firstlight.ops.outputs import check_outputs
 
 # Reading the latents anew costs a share about as much as one of its heads.
@@ -36,6 +38,7 @@ class NativePlan:
     starts: np.ndarray[Any, np.dtype[np.int64]]
     counts: np.ndarray[Any, np.dtype[np.int64]]
     pages_SP: np.ndarray[Any, np.dtype[np.int64]]
+    branches_TW: np.ndarray[Any, np.dtype[np.int64]] | None
     page_size: int
     shape: AttentionShape
 
@@ -45,6 +48,8 @@ class NativePlan:
         step.page_size = self.page_size
         step.starts, step.counts = address(self.starts), address(self.counts)
         step.pages = address(self.pages_SP)
+        if self.branches_TW is not None:
+            step.branches, step.branch_width = address(self.branches_TW), self.branches_TW.shape[1]
 
 
 def attention_op(shape: AttentionShape, row_stride: int, kv_dtype: torch.dtype) -> Op:
@@ -146,6 +151,7 @@ class NativeBackend:
             np.array(rows.starts, dtype=np.int64),
             np.array(rows.counts, dtype=np.int64),
             np.ascontiguousarray(rows.page_table_SP, dtype=np.int64),
+            rows.branches_TW,
             rows.page_size,
             shape,
         )

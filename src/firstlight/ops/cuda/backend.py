@@ -16,20 +16,12 @@ import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.base.errors import ResourceError, UnsupportedError
 from firstlight.ops import padded_attention
-from firstlight.ops.contract import (
-    GROUPED,
-    ROUTER,
-    AttentionShape,
-    GroupedLinearOp,
-    HeadsOp,
-    LinearOp,
-    Matrix,
-    MatrixKind,
-    StepRows,
-)
+from firstlight.ops.contract import GROUPED, ROUTER, AttentionShape, LinearOp, MatrixKind, StepRows
 from firstlight.ops.grouped import GroupByGroup
+from firstlight.ops.groups import GroupedLinearOp, HeadsOp
 from firstlight.ops.heads import HeadsByBatch
 from firstlight.ops.kv_rows import name_of, refused
+from firstlight.ops.matrix import Matrix
 from firstlight.ops.outputs import pick
 
 
