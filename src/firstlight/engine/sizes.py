@@ -13,6 +13,7 @@ from msgspec import structs
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import ResourceError
+from firstlight.engine.kv import token_row_bytes
 from firstlight.engine.scheduler import MAX_DRAFT_ROWS
 from firstlight.engine.speculation.host import Extra
 from firstlight.facts.description import ModelDescription
@@ -25,7 +26,6 @@ from firstlight.facts.memory import (
 )
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import AttentionShape, MatrixKind
-from firstlight.ops.kv_rows import row_bytes
 from firstlight.ops.sparse_attention import MAX_KEPT_SCORES
 
 # Without --kv-memory: this much KV, or one sequence of the full length, whichever is more. A model server on
@@ -94,9 +94,8 @@ def _fit(request: BudgetRequest, wanted: int, section: EngineSection) -> tuple[M
 
 def _request(section: EngineSection, needs: Needs, available_bytes: int) -> BudgetRequest:
     ops, description = needs.declare.ops, needs.description
-    size = description.head_size
-    row = (row_bytes(size, ops.key_dtype), row_bytes(size, ops.value_dtype))
-    token_bytes = kv_bytes_per_token(description, row, needs.shape.num_kv_heads)
+    rows = token_row_bytes(needs.shape, ops)
+    token_bytes = kv_bytes_per_token(description, rows, needs.shape.num_kv_heads)
     weight_bytes = sum(ops.resident_bytes(kind) for kind in needs.kinds) + _embedding_bytes(description)
     weight_bytes += needs.extra.weight_bytes
     return BudgetRequest(
@@ -128,6 +127,11 @@ def _workspace_bytes(section: EngineSection, needs: Needs) -> int:
     """The largest step: activations, logits and their copies; and while loading, one matrix in float32."""
     description = needs.description
     width = 8 * description.hidden_size + 3 * description.intermediate_size
+    if description.latent is not None:  # queries in the space of latents, and what they attend to
+        width += 3 * needs.shape.num_heads * needs.shape.head_size
+    if description.experts is not None:  # rows of the products, and what comes of them
+        experts = description.experts
+        width += experts.num_chosen * (2 * description.hidden_size + 3 * experts.inner_size)
     activations = section.max_batched_tokens * width * 4
     most = max(section.max_num_seqs, MAX_DRAFT_ROWS) if section.drafts else section.max_num_seqs
     logits = 4 * most * description.vocab_size * 4

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.base.errors import UnsupportedError
-from firstlight.ops.contract import Matrix
+from firstlight.ops.matrix import Matrix
 
 GROUP = 32
 # aten's 4-bit product wants whole vectors of outputs.

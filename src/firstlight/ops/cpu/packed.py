@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from firstlight.ops.contract import Matrix, NestedScales
 from firstlight.ops.cpu.library import EMBED, LINEAR, PACK, QUANTIZE, Codes, Op, Pool, Step, address
+from firstlight.ops.matrix import Matrix, NestedScales
 
 TILE, GROUP = 8, 32
 ARENA_BYTES = 64 * 2**20
