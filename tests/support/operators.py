@@ -40,7 +40,10 @@ def matrix(values_OI: torch.Tensor, weight_format: str) -> StoredMatrix:
 
 @dataclass(frozen=True)
 class Paged:
-    """Histories of some sequences in a pool; `keys` and `values` [slots, K, D]. Page 0 is zero."""
+    """Histories of some sequences in a pool; `keys` and `values` [slots, K, D]. Page 0 is zero.
+
+    Of latent attention they are the same tensor.
+    """
 
     shape: AttentionShape
     page_size: int
@@ -64,6 +67,7 @@ class Paged:
         row_shape = (slots, shape.num_kv_heads, shape.head_size)
         keys, values = random_values(*row_shape, seed=seed + 1), random_values(*row_shape, seed=seed + 2)
         keys[:page_size] = values[:page_size] = 0.0
+        values = keys if shape.is_latent else values
         return cls(shape, page_size, tables, keys, values)
 
     def rows(self, entries: Sequence[tuple[int, int, int]]) -> StepRows:
@@ -94,6 +98,6 @@ class Paged:
         slots = pages * self.page_size + seen % self.page_size
         group = self.shape.num_heads // self.shape.num_kv_heads
         keys = self.keys[slots].double().repeat_interleave(group, 1)
-        values = self.values[slots].double().repeat_interleave(group, 1)
-        scores = torch.einsum("nd,lnd->nl", q_ND.double(), keys) / self.shape.head_size**0.5
+        values = self.values[slots, :, : self.shape.out_size].double().repeat_interleave(group, 1)
+        scores = torch.einsum("nd,lnd->nl", q_ND.double(), keys) * self.shape.scale
         return torch.einsum("nl,lnd->nd", scores.softmax(-1), values)

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import ResourceError
+from firstlight.engine.kv import token_row_bytes
 from firstlight.engine.scheduler import MAX_DRAFT_ROWS
 from firstlight.engine.speculation.host import Extra
 from firstlight.facts.description import ModelDescription
@@ -25,7 +26,6 @@ from firstlight.facts.memory import (
 )
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import AttentionShape, MatrixKind
-from firstlight.ops.kv_rows import row_bytes
 from firstlight.ops.sparse_attention import MAX_KEPT_SCORES
 
 # Without --kv-memory: this much KV, or one sequence of the full length, whichever is more. A model server on
@@ -94,9 +94,8 @@ def _fit(request: BudgetRequest, wanted: int, section: EngineSection) -> tuple[M
 
 def _request(section: EngineSection, needs: Needs, available_bytes: int) -> BudgetRequest:
     ops, description = needs.declare.ops, needs.description
-    size = description.head_size
-    row = (row_bytes(size, ops.key_dtype), row_bytes(size, ops.value_dtype))
-    token_bytes = kv_bytes_per_token(description, row, needs.shape.num_kv_heads)
+    rows = token_row_bytes(needs.shape, ops)
+    token_bytes = kv_bytes_per_token(description, rows, needs.shape.num_kv_heads)
     weight_bytes = sum(ops.resident_bytes(kind) for kind in needs.kinds) + _embedding_bytes(description)
     weight_bytes += needs.extra.weight_bytes
     return BudgetRequest(

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
+from firstlight.facts.description import ModelDescription
 from firstlight.facts.fields import read_json_object
 from firstlight.facts.formats import SUPPORTED
-from firstlight.facts.hf_config import describe_hf
-from firstlight.facts.names import is_ignorable
+from firstlight.facts.hf_config import WRAPPERS, describe_hf
+from firstlight.facts.memory import format_bytes
+from firstlight.facts.names import is_behind_last_layer, is_ignorable, text_name
 from firstlight.facts.remedies import DOWNLOAD_AGAIN, GIVE_MODEL
 from firstlight.facts.safetensors_header import SafetensorsEntry, read_safetensors_header
 from firstlight.facts.tensor_facts import Checkpoint, TensorFacts
@@ -46,6 +48,7 @@ def open_hf(folder: Path) -> Checkpoint:
     generation: dict[str, Any] = read_json_object(generation_path) if generation_path.is_file() else {}
     description = describe_hf(config, generation, str(config_path))
     tensors: dict[str, TensorFacts] = {}
+    skipped = _Skipped(config, description)
     for path, expected in _shards(folder).items():
         entries = read_safetensors_header(path)
         missing = expected - entries.keys()
@@ -56,8 +59,38 @@ def open_hf(folder: Path) -> Checkpoint:
                 "Download the shard and the index again.",
             )
         for entry in entries.values():
-            _add(tensors, path, entry, description.tie_embeddings)
-    return Checkpoint(str(folder), "safetensors", description, tensors, generation)
+            name = skipped.name_of(entry)
+            if name is not None:
+                _add(tensors, path, entry, name, tied=description.tie_embeddings)
+    return Checkpoint(str(folder), "safetensors", description, tensors, generation, skipped.notes())
+
+
+class _Skipped:
+    """Tensors that are no part of the language model, counted by the part that they belong to."""
+
+    def __init__(self, config: dict[str, Any], description: ModelDescription) -> None:
+        self._is_wrapped = config.get("model_type") in WRAPPERS
+        self._num_layers = description.num_layers
+        text = config["text_config"] if self._is_wrapped else config
+        self._predicts_further = bool(text.get("num_nextn_predict_layers"))
+        self._parts: dict[str, tuple[int, int]] = {}  # number of tensors, bytes
+
+    def name_of(self, entry: SafetensorsEntry) -> str | None:
+        """The tensor's name in the language model; None for one that is skipped."""
+        name = text_name(entry.name) if self._is_wrapped else entry.name
+        part = "images"
+        if name is not None and self._predicts_further and is_behind_last_layer(name, self._num_layers):
+            name, part = None, "the prediction of further tokens (MTP)"
+        if name is None:
+            num, nbytes = self._parts.get(part, (0, 0))
+            self._parts[part] = (num + 1, nbytes + entry.nbytes)
+        return name
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(
+            f"skipped {num} tensors ({format_bytes(nbytes)}) for {part}: only text is served"
+            for part, (num, nbytes) in self._parts.items()
+        )
 
 
 def _refuse_pickles(folder: Path) -> None:
@@ -78,21 +111,21 @@ def _pickles(folder: Path) -> list[Path]:
     )
 
 
-def _add(tensors: dict[str, TensorFacts], path: Path, entry: SafetensorsEntry, tied: bool) -> None:
+def _add(
+    tensors: dict[str, TensorFacts], path: Path, entry: SafetensorsEntry, name: str, *, tied: bool
+) -> None:
     if entry.dtype not in SUPPORTED:
-        if is_ignorable(entry.name, tied):
+        if is_ignorable(name, tied):
             return
         raise UnsupportedError(
             f"{path}: the tensor {entry.name} has the type {entry.dtype}, which is not supported.",
             "Use safetensors in bf16, fp16 or fp32, or a GGUF file of the same model.",
         )
-    if entry.name in tensors:
+    if name in tensors:
         raise ModelFileError(
-            f"{path}: the tensor {entry.name} is also in {tensors[entry.name].path}.", DOWNLOAD_AGAIN
+            f"{path}: the tensor {entry.name} is also in {tensors[name].path}.", DOWNLOAD_AGAIN
         )
-    tensors[entry.name] = TensorFacts(
-        entry.name, entry.dtype, entry.shape, str(path), entry.offset, entry.nbytes
-    )
+    tensors[name] = TensorFacts(name, entry.dtype, entry.shape, str(path), entry.offset, entry.nbytes)
 
 
 def _shards(folder: Path) -> dict[Path, set[str]]:

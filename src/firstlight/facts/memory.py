@@ -69,11 +69,11 @@ class MemoryBudget:
 
 
 def kv_bytes_per_token(
-    description: ModelDescription, row_bytes: tuple[int, int], num_kv_heads: int | None = None
+    description: ModelDescription, row_bytes: tuple[int, ...], num_kv_heads: int | None = None
 ) -> int:
     """One token in all layers; `row_bytes` are those of one head's key and of its value.
 
-    `num_kv_heads` is a rank's share.
+    `num_kv_heads` is a rank's share. A latent is one row, of one head, on every rank.
     """
     heads = description.num_kv_heads if num_kv_heads is None else num_kv_heads
     return description.num_layers * heads * sum(row_bytes)

@@ -32,13 +32,17 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model on disk, opened and checked; no weight has been read yet."""
+    """A model on disk, opened and checked; no weight has been read yet.
+
+    `notes` say what the files hold beside the model.
+    """
 
     path: str
     kind: str  # "gguf" or "safetensors"
     description: ModelDescription
     tensors: dict[str, TensorFacts]
     generation_defaults: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:

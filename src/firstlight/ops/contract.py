@@ -79,9 +79,44 @@ class LinearOp(Protocol):
         ...
 
 
+class GroupedLinearOp(Protocol):
+    """y = x W_g^T with a weight for each group: the experts of a layer, or heads. G groups, R rows."""
+
+    num_bytes: int  # resident
+
+    def put(self, group: int, weight: Matrix) -> None:
+        """Lays out the weight of a group, once. All groups agree in format and shape."""
+        ...
+
+    def __call__(self, x_RI: torch.Tensor, starts_G1: torch.Tensor) -> torch.Tensor:
+        """Float32 [R, O]. Rows `starts[g]` to `starts[g + 1]` belong to group g; the last start is R.
+
+        Only groups that have rows are read. `starts` lies on the host.
+        """
+        ...
+
+
+class HeadsOp(Protocol):
+    """y = x W_n^T with a weight [O, I] for each head n."""
+
+    num_bytes: int  # resident
+
+    def __call__(self, x_TNI: torch.Tensor) -> torch.Tensor:
+        """[T, N, O] in the layout's own type."""
+        ...
+
+    def back(self, x_TO: torch.Tensor) -> torch.Tensor | None:
+        """x W_n of rows that all heads share, [T, N, I]; None from backends that are row-invariant."""
+        ...
+
+
+# Roles of matrices beside "layer" and "head"; see the methods of `Backend` that take them.
+ROUTER, GROUPED, HEADS = "router", "group", "heads"
+
+
 @dataclass(frozen=True)
 class MatrixKind:
-    """What the choice of a layout depends on: role ("layer" or "head"), format and shape [O, I]."""
+    """What the choice of a layout depends on: role (see `Backend.linear`), format and shape [O, I]."""
 
     role: str
     format: str
@@ -107,12 +142,33 @@ class StepRows:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What is the same for every layer of a model. `window` is None or the sliding window in tokens."""
+    """What is the same for every layer of a model. `window` is None or the sliding window in tokens.
+
+    Latent attention: a value is the first `value_size` of its key, and the pool has no tensors of values.
+    `expanded` is then its plain form, with a key and a value for each head.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_size: int
     window: int | None
+    score_scale: float | None = None  # None: head_size ** -0.5
+    value_size: int | None = None  # None: head_size
+    expanded: AttentionShape | None = None
+
+    @property
+    def is_latent(self) -> bool:
+        return self.expanded is not None
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied with."""
+        return self.head_size**-0.5 if self.score_scale is None else self.score_scale
+
+    @property
+    def out_size(self) -> int:
+        """Values that attention gives for each head."""
+        return self.head_size if self.value_size is None else self.value_size
 
 
 class Backend(Protocol):
@@ -138,7 +194,19 @@ class Backend(Protocol):
         ...
 
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
-        """Lays out a weight. `role` is "layer" or "head" (the output head, whose result is float32)."""
+        """Lays out a weight.
+
+        `role` is "layer", "head" (the output head, whose result is float32), or "router" (the scores of
+        experts, whose inputs, sums and result are float32).
+        """
+        ...
+
+    def grouped_linear(self, num_groups: int) -> GroupedLinearOp:
+        """Room for the weights of that many groups; their kinds have the role "group"."""
+        ...
+
+    def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
+        """Lays out a weight for each head; their kinds have the role "heads"."""
         ...
 
     def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
@@ -168,9 +236,10 @@ class Backend(Protocol):
     def attend(
         self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
     ) -> torch.Tensor:
-        """Causal attention of each row over its sequence, itself included: float32 [T, N, D].
+        """Causal attention of each row over its sequence, itself included: float32 [T, N, `shape.out_size`].
 
-        `keys` and `values` are the layer's pool [slots, K, R], in which the rows' own KV is already written.
+        `keys` and `values` are the layer's pool [slots, K, R], in which the rows' own KV is already written;
+        with latent attention they are the same tensor.
         """
         ...
 

@@ -24,8 +24,11 @@ class PlainLayer:
         config = model.config
         self._model = model.to(device)
         self._device = device
-        shape = (num_slots, config.num_kv_heads, config.head_size)
-        self.keys, self.values = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+        num_kv_heads, key_size, value_size = model.kv_shape
+        self.keys = torch.zeros(num_slots, num_kv_heads, key_size, device=device)
+        # A latent is both: the values are its beginning.
+        is_latent = config.latent is not None
+        self.values = self.keys[..., :value_size] if is_latent else torch.zeros_like(self.keys)
         self.states = torch.zeros(num_slots, config.hidden_size, device=device)
         self._hidden_BH = self.states[:0]  # noqa: N806 - shape suffix
 

@@ -24,10 +24,13 @@ from firstlight.quant.weight import Weight
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of a linear layer. `interleave`: the head size, if rotary pairs are to lie side by side."""
+    """One tensor of a linear layer.
+
+    `interleave`: the head size, and how many of a head's values turn, if pairs are to lie side by side.
+    """
 
     wanted: Wanted
-    interleave: int | None = None
+    interleave: tuple[int, int] | None = None
 
 
 class StoredMatrix:
@@ -129,7 +132,7 @@ class Linear:
     def lay_out(self, weights: Sequence[Weight]) -> None:
         """Makes the resident operators of weights in the order of the parts."""
         for run in _same_format(list(weights)):
-            self._linears.append(self._ops.linear(StoredMatrix(_stack(run)), role=self._role))
+            self._linears.append(self._ops.linear(StoredMatrix(stack(run)), role=self._role))
 
     def _kinds(self, checkpoint: Checkpoint) -> list[MatrixKind]:
         kinds: list[MatrixKind] = []
@@ -147,7 +150,7 @@ class Linear:
 
     def _take(self, part: Part, weight: Weight) -> None:
         if part.interleave is not None:
-            weight = Weight(weight.format, weight.shape, interleave_rows(weight.raw, part.interleave))
+            weight = Weight(weight.format, weight.shape, interleave_rows(weight.raw, *part.interleave))
         self._weights[part.wanted.name] = weight
         if len(self._weights) == len(self._parts):
             self.lay_out([self._weights.pop(p.wanted.name) for p in self._parts])
@@ -155,7 +158,7 @@ class Linear:
     def _take_bias(self, part: Part, weight: Weight) -> None:
         values = dequantize(weight)
         if part.interleave is not None:
-            values = interleave_rows(values.unsqueeze(1), part.interleave).squeeze(1)
+            values = interleave_rows(values.unsqueeze(1), *part.interleave).squeeze(1)
         self._bias_values[part.wanted.name] = values
         if len(self._bias_values) == len(self._biases):
             ordered = [self._bias_values.pop(p.wanted.name) for p in self._biases]
@@ -165,7 +168,9 @@ class Linear:
 class Vector:
     """A float32 vector, such as a norm's weight."""
 
-    def __init__(self, declare: Declaration, name: str, size: int, interleave: int | None = None) -> None:
+    def __init__(
+        self, declare: Declaration, name: str, size: int, interleave: tuple[int, int] | None = None
+    ) -> None:
         self.values = torch.empty(0)
         self._interleave = interleave
         self._device = declare.ops.device
@@ -174,14 +179,19 @@ class Vector:
     def _take(self, weight: Weight) -> None:
         values = dequantize(weight)
         if self._interleave is not None:
-            values = interleave_rows(values.unsqueeze(1), self._interleave).squeeze(1)
+            values = interleave_rows(values.unsqueeze(1), *self._interleave).squeeze(1)
         self.values = values.to(self._device)
 
 
-def interleave_rows(rows: torch.Tensor, head_size: int) -> torch.Tensor:
-    """Rows of each head from (first halves, second halves) to pairs (2i, 2i+1); exact on raw blocks too."""
-    heads = rows.view(-1, 2, head_size // 2, rows.shape[-1])
-    return heads.transpose(1, 2).reshape(rows.shape)
+def interleave_rows(rows: torch.Tensor, head_size: int, num_turned: int | None = None) -> torch.Tensor:
+    """Rows of each head from (first halves, second halves) to pairs (2i, 2i+1); exact on raw blocks too.
+
+    `num_turned`: only the first so many rows of each head; None: all.
+    """
+    num_turned = num_turned or head_size
+    heads = rows.view(-1, head_size, rows.shape[-1])
+    halves = heads[:, :num_turned].unflatten(1, (2, num_turned // 2))
+    return torch.cat((halves.transpose(1, 2).flatten(1, 2), heads[:, num_turned:]), 1).view(rows.shape)
 
 
 def _same_format(weights: list[Weight]) -> list[list[Weight]]:
@@ -194,7 +204,8 @@ def _same_format(weights: list[Weight]) -> list[list[Weight]]:
     return runs
 
 
-def _stack(weights: list[Weight]) -> Weight:
+def stack(weights: list[Weight]) -> Weight:
+    """Weights of one format and input, one above the other."""
     if len(weights) == 1:
         return weights[0]
     outputs = sum(weight.shape[0] for weight in weights)

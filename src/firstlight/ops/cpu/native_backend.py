@@ -9,7 +9,6 @@ and give the same bits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
+from firstlight.ops.contract import AttentionShape, HeadsOp, LinearOp, Matrix, MatrixKind, StepRows
 from firstlight.ops.cpu.experts import NativeExperts
 from firstlight.ops.cpu.library import ATTEND, INSTRUCTION_SETS, KV_TYPES, NORM, SILU, Op, Pool, Step, address
 from firstlight.ops.cpu.packed import LAYOUTS, Arena, NativeLinear, number_of, pack, packed_bytes
 from firstlight.ops.cpu.some_outputs import copy_outputs
+from firstlight.ops.heads import HeadsByGroup
 from firstlight.ops.kv_rows import chosen
 from firstlight.ops.outputs import check_outputs
+
+# Reading the latents anew costs a share about as much as one of its heads.
+MOST_HEADS_OF_A_SHARE = 8
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,18 @@ class NativePlan:
 
 def attention_op(shape: AttentionShape, row_stride: int, kv_dtype: torch.dtype) -> Op:
     """An attention operator without its addresses: queries, keys, values, float output, coded output."""
-    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_size, row_stride, shape.window or 0)
-    op = Op(ATTEND, n=(*sizes, KV_TYPES[kv_dtype]))
-    op.f[0] = 1.0 / math.sqrt(shape.head_size)
+    shares = _shares_of_heads(shape.num_heads) if shape.is_latent else shape.num_kv_heads
+    value_size = shape.out_size if shape.is_latent else 0
+    sizes = (shape.num_heads, shares, shape.head_size, row_stride, shape.window or 0)
+    op = Op(ATTEND, n=(*sizes, KV_TYPES[kv_dtype], value_size))
+    op.f[0] = shape.scale
     return op
+
+
+def _shares_of_heads(num_heads: int) -> int:
+    """How many threads can share the heads of latent attention; each reads the latents anew."""
+    smallest = -(-num_heads // MOST_HEADS_OF_A_SHARE)
+    return next(num for num in range(smallest, num_heads + 1) if num_heads % num == 0)
 
 
 class NativeBackend:
@@ -87,6 +98,9 @@ class NativeBackend:
         number = pack(weight, packed, self.pool)
         return NativeLinear(self.pool, (outputs, inputs), number, packed, _layout(weight.format))
 
+    def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
+        return HeadsByGroup(self.grouped_linear(len(weights)), weights)
+
     def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> NativeLinear:
         assert isinstance(whole, NativeLinear), "a backend takes its own operators"
         check_outputs(outputs_N, num_outputs)
@@ -95,9 +109,8 @@ class NativeBackend:
         copy_outputs(whole.packed, layout, outputs_N.to(torch.int64), packed)
         return NativeLinear(self.pool, shape, whole.number, packed, whole.layout)
 
-    def experts(self, weights: Sequence[Matrix]) -> NativeExperts:
-        """The weights of a layer's experts, for products of rows that are sorted by expert."""
-        return NativeExperts.of(self.pool, weights, self._arena)
+    def grouped_linear(self, num_groups: int) -> NativeExperts:
+        return NativeExperts(self.pool, num_groups, self._arena)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         if weight_H.dim() > 1:  # a weight for each head
@@ -141,7 +154,7 @@ class NativeBackend:
         self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
     ) -> torch.Tensor:
         q = q_TND if q_TND.stride()[1:] == (q_TND.shape[2], 1) else q_TND.contiguous()
-        out = torch.empty(q.shape)
+        out = torch.empty(*q.shape[:2], plan.shape.out_size)
         op = attention_op(plan.shape, q.stride(0), keys.dtype)
         for place, tensor in enumerate((q, keys, values, out)):
             op.p[place] = address(tensor)

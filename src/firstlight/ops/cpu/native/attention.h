@@ -4,6 +4,9 @@
 // a row has its largest score, the sum of its weights and the weighted values, and these are merged in the order of
 // the parts, whether one thread does them all or several share them. So a row's bits depend on its position and its
 // history alone, whether it comes alone, in a chunk, or in whatever batch.
+//
+// Latent attention has one row a slot for all heads, whose first values are the value too. Its "KV heads" are shares of
+// the heads that threads take.
 #pragma once
 #include "kv.h"
 #include "program.h"
@@ -13,10 +16,14 @@
 struct Heads {
     int64_t num_heads, num_kv_heads, size, padded, row_stride, window;
     float scale;
+    int64_t value_size, value_padded;
+    bool is_latent;
 };
 
 static inline Heads heads_of(const Op& op) {
-    return {op.n[0], op.n[1], op.n[2], (op.n[2] + 7) / 8 * 8, op.n[3], op.n[4], op.f[0]};
+    int64_t value_size = op.n[6] ? op.n[6] : op.n[2];
+    return {op.n[0], op.n[1], op.n[2],    (op.n[2] + 7) / 8 * 8,    op.n[3],
+            op.n[4], op.f[0], value_size, (value_size + 7) / 8 * 8, op.n[6] != 0};
 }
 
 static inline size_t attention_scratch_floats(const Heads& h) {
@@ -27,6 +34,28 @@ static inline size_t attention_scratch_floats(const Heads& h) {
 // Floats of what a row's heads have of a part: for each the weighted values, the largest score and the sum.
 static inline int64_t partial_floats(const Heads& h) { return h.num_heads / h.num_kv_heads * (h.padded + 2); }
 
+// Latents of positions [first, end) as padded floats: keys, and values as their beginnings.
+template <typename Row>
+static inline void read_latents(const Context& c, const Heads& h, const Op& op, const int64_t* pages, int64_t first,
+                                int64_t end, float* keys) {
+    const Step& s = *c.step;
+    constexpr int64_t EACH = Row::VALUE_BYTES;
+    for (int64_t position = first; position < end; position++) {
+        int64_t slot = pages[position / s.page_size] * s.page_size + position % s.page_size;
+        const uint8_t* latent = (const uint8_t*)op.p[1] + slot * (h.size * EACH + Row::TAIL_BYTES);
+        Row row(latent, h.size);
+        float* to = keys + (position % SPAN) * h.padded;
+        int64_t i = 0;
+        for (; i + 8 <= h.size; i += 8) store(to + i, row.values(latent + i * EACH));
+        if (i < h.size) {
+            uint8_t last[8 * EACH] = {};
+            memcpy(last, latent + i * EACH, (size_t)((h.size - i) * EACH));
+            store(to + i, row.values(last));
+        }
+        row.finish(to);
+    }
+}
+
 // Keys and values of positions [first, end) of one KV head as padded floats.
 template <typename Row>
 static inline void read_rows(const Context& c, const Heads& h, const Op& op, int64_t sequence, int64_t kv_head,
@@ -35,6 +64,7 @@ static inline void read_rows(const Context& c, const Heads& h, const Op& op, int
     const int64_t* pages = s.pages + sequence * s.table_width;
     constexpr int64_t EACH = Row::VALUE_BYTES;
     int64_t row_bytes = h.size * EACH + Row::TAIL_BYTES;
+    if (h.is_latent) return read_latents<Row>(c, h, op, pages, first, end, keys);
     for (int64_t position = first; position < end; position++) {
         int64_t slot = pages[position / s.page_size] * s.page_size + position % s.page_size;
         const uint8_t* key = (const uint8_t*)op.p[1] + (slot * h.num_kv_heads + kv_head) * row_bytes;
@@ -125,9 +155,9 @@ static inline void attend_span(const float* q, const float* keys, const float* v
     state[0] = best;
     state[1] = state[1] * shrink + sum(total);
     int64_t i = 0;
-    for (; i + 64 <= h.padded; i += 64) add_values<8>(weights, values + i, from, to, h.padded, shrink, sums + i);
-    for (; i + 32 <= h.padded; i += 32) add_values<4>(weights, values + i, from, to, h.padded, shrink, sums + i);
-    for (; i < h.padded; i += 8) add_values<1>(weights, values + i, from, to, h.padded, shrink, sums + i);
+    for (; i + 64 <= h.value_padded; i += 64) add_values<8>(weights, values + i, from, to, h.padded, shrink, sums + i);
+    for (; i + 32 <= h.value_padded; i += 32) add_values<4>(weights, values + i, from, to, h.padded, shrink, sums + i);
+    for (; i < h.value_padded; i += 8) add_values<1>(weights, values + i, from, to, h.padded, shrink, sums + i);
 }
 
 // Where the work of one block of rows and one KV head lies: `states` and `sums` are of a part, or of all.
@@ -144,8 +174,8 @@ static inline Work work_of(const Op& op, const Context& c, const Rows& rows, int
     w.kv_head = kv_head;
     int64_t padded = w.h.padded, lines = ATTENTION_ROWS * w.group;
     w.keys = (float*)c.worker->scratch;
-    w.values = w.keys + SPAN * padded;
-    w.queries = w.values + SPAN * padded;
+    w.queries = w.keys + 2 * SPAN * padded;
+    w.values = w.h.is_latent ? w.keys : w.keys + SPAN * padded;
     w.sums = w.queries + lines * padded;
     w.all_sums = w.sums + lines * padded;
     w.states = w.all_sums + lines * padded;
@@ -221,16 +251,16 @@ static inline void add_part(const Work& w, int64_t count, const float* states, c
 
 static inline void put_attended(const Op& op, const Rows& rows, const Work& w) {
     const Heads& h = w.h;
-    int64_t width = h.num_heads * h.size, first = w.kv_head * w.group * h.size;
+    int64_t size = h.value_size, width = h.num_heads * size, first = w.kv_head * w.group * size;
     for (int64_t r = 0; r < rows.count; r++) {
         float* out = op.p[3] ? (float*)op.p[3] + (rows.first_row + r) * width + first : w.joined;
         for (int64_t n = 0; n < w.group; n++) {
             int64_t at = r * w.group + n;
             float inverse = 1.0f / w.all_states[2 * at + 1];
-            for (int64_t i = 0; i < h.size; i++) out[n * h.size + i] = w.all_sums[at * h.padded + i] * inverse;
+            for (int64_t i = 0; i < size; i++) out[n * size + i] = w.all_sums[at * h.padded + i] * inverse;
         }
         if (op.p[4])
-            quantize_range(out, first, w.group * h.size, rows.first_row + r, width, *(const Quantized*)op.p[4]);
+            quantize_range(out, first, w.group * size, rows.first_row + r, width, *(const Quantized*)op.p[4]);
     }
 }
 
