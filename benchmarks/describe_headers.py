@@ -104,7 +104,12 @@ def kimi_vision() -> list[HeaderRow]:
         "mm_projector.proj.0": (merged, merged),
         "mm_projector.proj.2": (hidden, merged),
     }
-    norms = (f"{block}.norm0", f"{block}.norm1", "vision_tower.encoder.final_layernorm", "mm_projector.pre_norm")
+    norms = (
+        f"{block}.norm0",
+        f"{block}.norm1",
+        "vision_tower.encoder.final_layernorm",
+        "mm_projector.pre_norm",
+    )
     rows = [
         HeaderRow("vision_tower.patch_embed.proj.weight", "BF16", (size, 3, PATCH, PATCH)),
         HeaderRow("vision_tower.patch_embed.proj.bias", "BF16", (size,)),
@@ -128,7 +133,8 @@ def text_of(model: dict[str, Any]) -> str:
     """The file, one row of headers a line."""
     head = json.dumps(model, indent=1)[:-2]
     rows = ",\n".join(
-        "  " + json.dumps({"name": row.name, "dtype": row.dtype, "shape": row.shape}) for row in rows_of(model)
+        "  " + json.dumps({"name": row.name, "dtype": row.dtype, "shape": row.shape})
+        for row in rows_of(model)
     )
     return f'{head},\n "headers": [\n{rows}\n ]\n}}\n'
 

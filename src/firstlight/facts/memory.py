@@ -16,6 +16,9 @@ from firstlight.facts.description import ModelDescription
 from firstlight.facts.formats import SUPPORTED
 from firstlight.facts.tensor_facts import Checkpoint
 
+INT8_TAIL_BYTES = 8  # behind the codes of a row: a float32 scale, an int16 and an uint16, see `ops.kv_rows`
+KV_VALUE_BYTES = {"float16": 2, "bfloat16": 2, "int8": 1}  # by what --kv-dtype names
+
 
 @dataclass(frozen=True)
 class BudgetLine:
@@ -77,6 +80,24 @@ def kv_bytes_per_token(
     """
     heads = description.num_kv_heads if num_kv_heads is None else num_kv_heads
     return description.num_layers * heads * sum(row_bytes)
+
+
+def kv_row_bytes(description: ModelDescription, kv_dtype: str) -> tuple[int, ...]:
+    """What a token takes in one layer for each head: its key and its value, or its latent."""
+    tail_bytes = INT8_TAIL_BYTES if kv_dtype == "int8" else 0
+    latent = description.latent
+    if latent is not None:
+        return ((latent.latent_size + latent.rope_size) * KV_VALUE_BYTES[kv_dtype] + tail_bytes,)
+    return (description.head_size * KV_VALUE_BYTES[kv_dtype] + tail_bytes,) * 2
+
+
+def step_bytes(description: ModelDescription, num_tokens: int, num_logit_rows: int) -> int:
+    """Activations of a step of so many tokens, and logits with their copies, in float32."""
+    experts, inner = description.experts, description.intermediate_size
+    if experts is not None:
+        inner = max(inner, experts.num_chosen * experts.inner_size + experts.shared_size)
+    activations = num_tokens * (8 * description.hidden_size + 3 * inner) * 4
+    return activations + 4 * num_logit_rows * description.vocab_size * 4
 
 
 def weight_bytes_per_rank(

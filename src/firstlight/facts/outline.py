@@ -64,7 +64,9 @@ class BuiltIn(msgspec.Struct, frozen=True):
 def built_in_names() -> list[str]:
     """The models that can be planned by name."""
     folder = resources.files("firstlight.facts") / _FOLDER
-    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+    return sorted(
+        entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")
+    )
 
 
 def read_built_in(name: str) -> BuiltIn:
@@ -98,7 +100,9 @@ def open_outline(model: str) -> Outline:
         if not is_ignorable(facts.name, tied)
     ]
     files = {facts.path for facts in checkpoint.tensors.values()}
-    return Outline(str(path), checkpoint.description, tuple(group_tensors(tensors)), len(files), checkpoint.notes)
+    return Outline(
+        str(path), checkpoint.description, tuple(group_tensors(tensors)), len(files), checkpoint.notes
+    )
 
 
 def _built_in(name: str) -> Outline:

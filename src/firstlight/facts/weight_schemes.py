@@ -92,7 +92,9 @@ def read_scheme(config: Mapping[str, Any], where: str) -> Scheme:
     dtype_name = fields.string("dtype", fields.string("torch_dtype", "bfloat16")).removeprefix("torch.")
     dtype = _DTYPES.get(dtype_name)
     if dtype is None:
-        raise UnsupportedError(f"{where}: the type {dtype_name!r} is not known.", "Known: bfloat16, float16, float32.")
+        raise UnsupportedError(
+            f"{where}: the type {dtype_name!r} is not known.", "Known: bfloat16, float16, float32."
+        )
     quantization = Fields(fields.mapping("quantization_config"), f"{where}: quantization_config")
     if not quantization.values:
         return Scheme(dtype)

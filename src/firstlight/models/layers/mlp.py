@@ -14,6 +14,7 @@ from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import Linear, Part, Vector
 from firstlight.ops.contract import Tape
 
+
 class GatedMlp:
     """See the module. `mlp_bias` adds a bias to all three products; `inner`: another inner width."""
 

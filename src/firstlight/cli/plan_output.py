@@ -1,0 +1,185 @@
+"""The tables of `firstlight plan`.
+
+Called by `plan`. Invariant: every number is the plan's; here they only get units.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from firstlight.facts.memory import format_bytes
+
+if TYPE_CHECKING:
+    from firstlight.facts.deployment import Plan
+    from firstlight.facts.rank_memory import Device, Load
+
+_WIDTH = 120  # where the output is no terminal
+
+
+def show_plan(plan: Plan, load: Load, device: Device) -> None:
+    """Prints everything."""
+    console = Console(soft_wrap=False, highlight=False)
+    if not console.is_terminal:
+        console = Console(width=_WIDTH, highlight=False)
+    ranks = f"{plan.num_ranks} ranks" if plan.num_ranks > 1 else "1 rank"
+    parallel = ", whole experts on each" if plan.expert_parallel else ""
+    files = f"{plan.num_files} files, " if plan.num_files else ""
+    console.print(
+        f"[bold]{plan.model}[/] ({plan.architecture}) on {ranks}{parallel}: {files}"
+        f"{plan.num_tensors:,} tensors, {format_bytes(plan.total_bytes)} ({plan.total_bytes / 2**30:.0f} GiB)"
+    )
+    for note in plan.notes:
+        console.print(f"  {note}")
+    shown = [
+        _weights(plan),
+        _memory(plan, load),
+        _loading(plan, device),
+        _decode(plan, load),
+        _drafts(plan, load),
+    ]
+    for table in shown:
+        console.print()
+        console.print(table)
+    console.print()
+    for line in _words(plan):
+        console.print(f"  {line}")
+
+
+def _table(title: str, *columns: str, left: int = 1) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="left" if place < left else "right", overflow="fold")
+    return table
+
+
+def _weights(plan: Plan) -> Table:
+    table = _table(
+        "weights",
+        "",
+        "tensors",
+        "in the files",
+        "a token reads",
+        "on a rank",
+        "of tensors",
+        "byte ranges",
+        "shortest part",
+    )
+    for kind in plan.weights:
+        table.add_row(
+            kind.kind,
+            f"{kind.num_tensors:,}",
+            format_bytes(kind.total_bytes),
+            format_bytes(plan.token_bytes_by_kind[kind.kind]),
+            format_bytes(kind.rank_bytes),
+            f"{kind.rank_tensors:,}",
+            f"{kind.rank_pieces:,}",
+            format_bytes(kind.smallest_piece_bytes) if kind.smallest_piece_bytes else "whole",
+        )
+    table.add_row(
+        "all",
+        f"{plan.num_tensors:,}",
+        format_bytes(plan.total_bytes),
+        format_bytes(plan.token_bytes),
+        format_bytes(plan.rank_bytes),
+        f"{sum(kind.rank_tensors for kind in plan.weights):,}",
+        f"{sum(kind.rank_pieces for kind in plan.weights):,}",
+        "",
+    )
+    return table
+
+
+def _memory(plan: Plan, load: Load) -> Table:
+    table = _table("memory of a rank", "", "bytes", "")
+    table.columns[2].justify = "left"
+    for line in plan.memory:
+        table.add_row(line.name, format_bytes(line.nbytes), line.reason)
+    per_token = f"{plan.kv_token_bytes:,} bytes a token on each rank, as {load.kv_dtype}"
+    if plan.missing_bytes:
+        table.add_row(
+            "it does not fit", format_bytes(plan.missing_bytes), f"are missing; KV takes {per_token}"
+        )
+        return table
+    fits = (
+        f"{plan.sequences_at_context} sequences of {load.context:,}" if plan.sequences_at_context else "none"
+    )
+    table.add_row(
+        "what fits",
+        f"{plan.kv_tokens:,}",
+        f"tokens in all, {fits}; one of up to {plan.max_model_len:,}; {per_token}",
+    )
+    return table
+
+
+def _loading(plan: Plan, device: Device) -> Table:
+    rate = f"{device.storage_bytes_per_s / 1e9:g} GB/s"
+    table = _table("loading, all ranks of one host", "", "bytes", "times", "of experts", f"at {rate}")
+    for way in plan.loaders:
+        experts = "" if way.experts_amplification is None else f"{way.experts_amplification:.1f}x"
+        table.add_row(
+            way.name, format_bytes(way.nbytes), f"{way.amplification:.1f}x", experts, f"{way.read_s:,.0f} s"
+        )
+    return table
+
+
+def _decode(plan: Plan, load: Load) -> Table:
+    table = _table(
+        f"a decode step, sequences of {load.context:,} tokens",
+        "sequences", "weights read", "weights", "KV", "all-reduce", "other", "step", "all-reduce", "tokens/s",
+    )  # fmt: skip
+    for step in plan.steps:
+        parts = (step.weights_s, step.kv_s, step.all_reduce_s, step.other_s, step.total_s)
+        table.add_row(
+            str(step.num_sequences),
+            format_bytes(step.weight_bytes),
+            *(f"{1e3 * part:.2f} ms" for part in parts),
+            f"{step.all_reduce_share:.1%}",
+            f"{step.num_tokens / step.total_s:,.0f}",
+        )
+    return table
+
+
+def _drafts(plan: Plan, load: Load) -> Table:
+    what = "1 sequence" if load.num_sequences == 1 else f"{load.num_sequences} sequences"
+    table = _table(
+        f"drafts for {what}: from which acceptance on they pay",
+        "drafts", "cost in steps", "accepted over drafted", "chance of each", f"gain at {load.chance:g} each",
+    )  # fmt: skip
+    rows = [(str(row.num_drafts), row) for row in plan.drafts]
+    if plan.observed is not None:
+        rows.append((f"{plan.observed.num_drafts}, as observed", plan.observed))
+    for name, row in rows:
+        table.add_row(
+            name,
+            f"{row.round_cost:.2f}",
+            "never" if row.acceptance is None else f"{row.acceptance:.0%}",
+            "never" if row.chance is None else f"{row.chance:.2f}",
+            f"{row.gain:.2f}x",
+        )
+    return table
+
+
+def _words(plan: Plan) -> list[str]:
+    growth = ", ".join(f"{value:.2f}" for value in plan.growth)
+    work = plan.load_work
+    slow, slower = work.name_search_s
+    lines = [
+        "What a token reads is counted once where several ranks hold it. 1, 2, … tokens of a step read "
+        f"{growth} times as much, if they choose experts independently.",
+    ]
+    if plan.num_all_reduces:
+        lines.append(
+            f"A step has {plan.num_all_reduces} all-reduces, of {plan.message_bytes:,} bytes for each token; "
+            f"{plan.all_reduce_words}."
+        )
+    lines += [
+        f"A loader that goes tensor by tensor: {work.views_s:.1f} s for views in Python, {slow:.0f} to "
+        f"{slower:.0f} s if names are searched in a list of all experts, {work.transposes_s:.0f} s if packed "
+        "experts are transposed on one core; through a memory map "
+        f"{work.minor_faults / 1e6:,.1f} million page faults ({work.minor_faults_around / 1e6:,.1f} with "
+        "fault-around).",
+        "Times count bytes and latencies, no arithmetic: they hold for some tens of tokens in a step.",
+    ]
+    return lines
