@@ -41,8 +41,8 @@ class PlanOptions:
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A model known by name (kimi-k2.5), a GGUF file, or a folder with config.json; of safetensors "
-            "files in it only headers are read.",
+            help="A model known by name (kimi-k2.5), a GGUF file, or a folder with config.json; "
+            "of safetensors files in it only headers are read.",
         ),
     ]
     gpus: Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Ranks, one on each GPU.")] = 1
@@ -86,6 +86,16 @@ class PlanOptions:
             rich_help_panel=_WIRE,
         ),
     ] = None
+    wire_bytes: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=4,
+            help="Bytes of a value in an all-reduce: 4 as firstlight sends it, 2 as vLLM and SGLang do.",
+            rich_help_panel=_WIRE,
+        ),
+    ] = 2
     memory_rate: Annotated[
         str, typer.Option(metavar="RATE", help="Of each GPU's memory.", rich_help_panel=_HOST)
     ] = "1.8TB/s"
@@ -192,7 +202,11 @@ def _device(options: PlanOptions, flags: Given) -> Device:
         fraction=section.memory_fraction,
         graph_bytes=None if options.graphs is None else plan_values.size("--graphs", options.graphs, least=0),
         runtime_bytes=plan_values.size("--runtime", options.runtime, least=0),
-        rates=Rates(plan_values.rate("--memory-rate", options.memory_rate), options.layer_time * 1e-6),
+        rates=Rates(
+            plan_values.rate("--memory-rate", options.memory_rate),
+            options.layer_time * 1e-6,
+            options.wire_bytes,
+        ),
         storage_bytes_per_s=plan_values.rate("--storage-rate", options.storage_rate),
     )
 

@@ -115,7 +115,7 @@ def _memory(plan: Plan, load: Load) -> Table:
 
 def _loading(plan: Plan, device: Device) -> Table:
     rate = f"{device.storage_bytes_per_s / 1e9:g} GB/s"
-    table = _table("loading, all ranks of one host", "", "bytes", "times", "of experts", f"at {rate}")
+    table = _table("loading, all ranks of one host", "", "bytes", "amplification", "of experts", f"at {rate}")
     for way in plan.loaders:
         experts = "" if way.experts_amplification is None else f"{way.experts_amplification:.1f}x"
         table.add_row(
@@ -162,24 +162,28 @@ def _drafts(plan: Plan, load: Load) -> Table:
 
 
 def _words(plan: Plan) -> list[str]:
-    growth = ", ".join(f"{value:.2f}" for value in plan.growth)
     work = plan.load_work
-    slow, slower = work.name_search_s
-    lines = [
-        "What a token reads is counted once where several ranks hold it. 1, 2, … tokens of a step read "
-        f"{growth} times as much, if they choose experts independently.",
-    ]
+    lines = ["What a token reads is counted once where several ranks hold it."]
+    if plan.growth[-1] > 1.0:
+        growth = ", ".join(f"{value:.2f}" for value in plan.growth)
+        lines[0] += (
+            f" 1, 2, … tokens of a step read {growth} times as much, if they choose experts independently."
+        )
     if plan.num_all_reduces:
         lines.append(
             f"A step has {plan.num_all_reduces} all-reduces, of {plan.message_bytes:,} bytes for each token; "
             f"{plan.all_reduce_words}."
         )
-    lines += [
-        f"A loader that goes tensor by tensor: {work.views_s:.1f} s for views in Python, {slow:.0f} to "
-        f"{slower:.0f} s if names are searched in a list of all experts, {work.transposes_s:.0f} s if packed "
-        "experts are transposed on one core; through a memory map "
-        f"{work.minor_faults / 1e6:,.1f} million page faults ({work.minor_faults_around / 1e6:,.1f} with "
-        "fault-around).",
-        "Times count bytes and latencies, no arithmetic: they hold for some tens of tokens in a step.",
-    ]
+    if work.transposes_s:
+        slow, slower = work.name_search_s
+        lines.append(
+            f"A loader that goes tensor by tensor takes {work.views_s:.1f} s for views in Python, {slow:.0f} to "
+            f"{slower:.0f} s if it searches names in a list of all experts, {work.transposes_s:.0f} s if it "
+            "transposes packed experts on one core; through a memory map it has "
+            f"{work.minor_faults / 1e6:,.0f} million page faults ({work.minor_faults_around / 1e6:,.1f} million "
+            "with fault-around)."
+        )
+    lines.append(
+        "Times count bytes and latencies, no arithmetic: they hold for some tens of tokens in a step."
+    )
     return lines

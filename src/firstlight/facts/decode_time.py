@@ -16,7 +16,6 @@ from firstlight.facts.description import ModelDescription
 from firstlight.facts.rank_weights import RankWeights
 from firstlight.facts.sharding import EMBEDDING, EXPERTS, experts_of
 
-VALUE_BYTES = 2  # of activations on the wire
 REDUCTIONS_A_LAYER = 2  # after attention, and after the feed-forward layer
 
 
@@ -36,10 +35,12 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device does in a second, and what a layer takes beside bytes (launches, small kernels)."""
+    """What a device does in a second, what a layer takes beside bytes (launches, small kernels), and the
+    bytes of a value in an all-reduce: firstlight sends float32, vLLM and SGLang 16 bits."""
 
     memory_bytes_per_s: float
     layer_s: float
+    wire_bytes: int = 2
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class DecodeTimes:
 
     def message_bytes(self, num_tokens: int) -> int:
         """Of one all-reduce."""
-        return VALUE_BYTES * self.description.hidden_size * num_tokens
+        return self.rates.wire_bytes * self.description.hidden_size * num_tokens
 
     def step(self, num_tokens: int, num_sequences: int = 1, context: int = 0) -> StepTime:
         """A step of so many tokens, over sequences of a length of `context`."""

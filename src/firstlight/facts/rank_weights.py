@@ -119,13 +119,13 @@ class RankWeights:
         """From the worst to the best possible."""
         ways = {
             "every rank reads everything": _whole_on_every_rank,
-            "each rank its rows, whole (firstlight)": _own_rows,
             "slices of a memory map": _pages_of_slices,
+            "whole rows of what a rank keeps (firstlight)": _own_rows,
         }
         costs = [self._cost(name, way, storage_bytes_per_s) for name, way in ways.items()]
         if self.outline.description.experts is not None and not self.ranks.expert_parallel:
             parallel = RankWeights(self.outline, replace(self.ranks, expert_parallel=True))
-            costs.append(parallel._cost("rows, with --expert-parallel", _own_rows, storage_bytes_per_s))
+            costs.append(parallel._cost("the same, with --expert-parallel", _own_rows, storage_bytes_per_s))
         costs.append(self._cost("each byte once per host", _once, storage_bytes_per_s))
         return costs
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from firstlight.facts.decode_time import REDUCTIONS_A_LAYER, VALUE_BYTES, DecodeTimes
+from firstlight.facts.decode_time import REDUCTIONS_A_LAYER, DecodeTimes
 
 _HALVINGS = 60
 
@@ -31,28 +31,27 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class DraftCost:
-    """An EAGLE-3 drafter of one layer, by its bytes. `vocabulary`: the tokens that it knows."""
+    """An EAGLE-3 drafter of one layer, by the bytes of weights that a draft reads."""
 
-    vocabulary: int
-    layer_bytes: int
+    read_bytes: int
 
     @classmethod
     def eagle3(cls, times: DecodeTimes, vocabulary: int) -> DraftCost:
-        """A drafter of the target's width and dense inner width, in 16 bits."""
+        """Of the target's width and dense inner width, in 16 bits; its head knows `vocabulary` tokens."""
         d = times.description
         hidden = d.hidden_size
         queries = d.num_heads * (d.latent.value_size if d.latent else d.head_size)
         keys = 0 if d.latent else 2 * d.num_kv_heads * d.head_size
         attention = 2 * hidden * (queries + keys) + queries * hidden
         feed_forward = 3 * hidden * d.intermediate_size
-        return cls(vocabulary, VALUE_BYTES * (attention + feed_forward + vocabulary * hidden))
+        return cls(2 * (attention + feed_forward + vocabulary * hidden))
 
     def seconds(self, times: DecodeTimes, num_sequences: int) -> float:
         """Of one draft for each sequence, shared out over the ranks as the target is."""
         num_ranks = times.weights.ranks.num
         reduced = REDUCTIONS_A_LAYER if num_ranks > 1 else 0
         return (
-            self.layer_bytes / num_ranks / times.rates.memory_bytes_per_s
+            self.read_bytes / num_ranks / times.rates.memory_bytes_per_s
             + reduced * times.all_reduce.of(times.message_bytes(num_sequences))
             + times.rates.layer_s
         )
