@@ -177,11 +177,11 @@ def _words(plan: Plan) -> list[str]:
     if work.transposes_s:
         slow, slower = work.name_search_s
         lines.append(
-            f"A loader that goes tensor by tensor takes {work.views_s:.1f} s for views in Python, {slow:.0f} to "
-            f"{slower:.0f} s if it searches names in a list of all experts, {work.transposes_s:.0f} s if it "
+            f"A loader that goes tensor by tensor takes {work.views_s:.1f} s for views in Python, "
+            f"{slow:.0f} to {slower:.0f} s if it searches names in a list of all experts, {work.transposes_s:.0f} s if it "
             "transposes packed experts on one core; through a memory map it has "
-            f"{work.minor_faults / 1e6:,.0f} million page faults ({work.minor_faults_around / 1e6:,.1f} million "
-            "with fault-around)."
+            f"{work.minor_faults / 1e6:,.0f} million page faults "
+            f"({work.minor_faults_around / 1e6:,.1f} million with fault-around)."
         )
     lines.append(
         "Times count bytes and latencies, no arithmetic: they hold for some tens of tokens in a step."

@@ -105,7 +105,10 @@ def test_a_longer_sequence_than_fits() -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     result = plan("kimi-k2")
     assert result.exit_code == 2
-    assert "'kimi-k2' is neither a file, nor a folder, nor a model that firstlight knows by name" in result.stderr
+    assert (
+        "'kimi-k2' is neither a file, nor a folder, nor a model that firstlight knows by name"
+        in result.stderr
+    )
     assert "Known by name: kimi-k2.5." in result.stderr
     assert "hf download" in result.stderr
 

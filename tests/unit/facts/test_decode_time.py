@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from firstlight.base.errors import UsageError
 from firstlight.facts.all_reduce import ALGORITHMS, LINKS, measured, modelled
-from firstlight.facts.decode_time import DecodeTimes, Rates, busiest, distinct_experts
 from firstlight.facts.declared import declared_rows
+from firstlight.facts.decode_time import DecodeTimes, Rates, busiest, distinct_experts
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.outline import Outline
 from firstlight.facts.rank_weights import RankWeights
@@ -77,7 +77,9 @@ def test_distinct_experts() -> None:
 
 def test_the_busiest_rank() -> None:
     assert busiest(8.0, 1) == 8.0
-    assert busiest(1.0, 8) == pytest.approx(0.66, abs=0.05)  # bins counted as independent: a little less than 1
+    assert busiest(1.0, 8) == pytest.approx(
+        0.66, abs=0.05
+    )  # bins counted as independent: a little less than 1
     assert 2.2 < busiest(8.0, 8) < 2.6
 
 

@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 
 from firstlight.base.errors import UsageError
+from firstlight.engine.kv import token_row_bytes
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.declared import declared_rows
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.outline import open_outline
+from firstlight.facts.memory import kv_row_bytes
+from firstlight.facts.outline import Outline, open_outline
 from firstlight.facts.rank_weights import RankWeights
 from firstlight.facts.sharding import EXPERTS, Ranks, kind_of, kv_heads_of, share_of
 from firstlight.facts.tensor_groups import TensorGroup, group_rows
 from firstlight.facts.weight_schemes import Scheme
 from firstlight.loading.plan import make_plan
 from firstlight.models.declare import Declaration
+from firstlight.models.layers.attention import attention_shape
 from firstlight.models.random_model import declared_shapes
 from firstlight.models.registry import find
 from firstlight.ops.collectives import Group
@@ -85,6 +88,15 @@ def test_a_folder_without_weights_is_planned_by_rules(tmp_path: Path) -> None:
     assert "follow from config.json" in bare.notes[0]
 
 
+@pytest.mark.parametrize("kv_dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("architecture", ["llama", "kimi_k2"])
+def test_rows_of_keys_are_those_of_the_pool(architecture: str, kv_dtype: str) -> None:
+    description = describe(architecture)
+    ops = ReferenceBackend("only sizes are asked for", kv_dtype)
+    assert kv_row_bytes(description, kv_dtype) == token_row_bytes(attention_shape(description, 0, 1), ops)
+    assert kv_heads_of(description, Ranks(2), 0) == attention_shape(description, 0, 2).num_kv_heads
+
+
 def test_key_value_heads_are_repeated_on_more_ranks_than_there_are() -> None:
     description = tiny_description(num_heads=8, num_kv_heads=2)
     keys = TensorGroup("model.layers.#.self_attn.k_proj.weight", "F32", (32, 64), 32 * 64 * 4, 2)
@@ -107,10 +119,10 @@ def test_whole_experts_are_shared_out_unevenly_where_they_must_be() -> None:
 
 def test_more_ranks_than_the_model_can_be_split_into() -> None:
     description = tiny_description()
-    outline_groups = group_rows(declared_rows(description, Scheme("BF16")))
+    groups = tuple(group_rows(declared_rows(description, Scheme("BF16"))))
+    outline = Outline("tiny", description, groups, 0, ())
     with pytest.raises(UsageError, match="cannot be split over 8 ranks") as caught:
-        for group in outline_groups:
-            share_of(group, description, Ranks(8), 7)
+        RankWeights(outline, Ranks(8))
     assert "--tensor-parallel 4 or less" in caught.value.hint
 
 
@@ -127,9 +139,7 @@ def test_more_ranks_than_the_model_can_be_split_into() -> None:
         ("up_proj.bias", (128,), 1, 64 * 4),
     ],
 )
-def test_tensors_of_packed_matrices(
-    name: str, shape: tuple[int, ...], pieces: int, piece_bytes: int
-) -> None:
+def test_tensors_of_packed_matrices(name: str, shape: tuple[int, ...], pieces: int, piece_bytes: int) -> None:
     group = TensorGroup(f"model.layers.#.mlp.{name}", "I32", shape, 4 * math.prod(shape), 1)
     share = share_of(group, tiny_description(intermediate_size=128), Ranks(2), 1)
     assert (share.num_tensors, share.num_pieces, share.piece_bytes) == (1, pieces, piece_bytes)

@@ -23,9 +23,7 @@ def test_rows_and_their_tensors_make_the_same_groups() -> None:
         HeaderRow("model.layers.{0}.mlp.down_proj.weight", "BF16", (4, 4)),
         HeaderRow("model.norm.weight", "BF16", (4,)),
     ]
-    tensors = [
-        NamedTensor(name, row.dtype, row.shape, row.nbytes) for row in rows for name in row.names()
-    ]
+    tensors = [NamedTensor(name, row.dtype, row.shape, row.nbytes) for row in rows for name in row.names()]
     groups = group_rows(rows)
     assert group_tensors(tensors) == groups
     assert [group.num for group in groups] == [30, 30, 1, 1]
