@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from firstlight.facts.memory import format_bytes
@@ -15,37 +17,45 @@ from firstlight.facts.memory import format_bytes
 if TYPE_CHECKING:
     from firstlight.facts.deployment import Plan
     from firstlight.facts.rank_memory import Device, Load
+    from firstlight.facts.rank_weights import LoadWork
+    from firstlight.facts.speculation_gain import BreakEven
 
 _WIDTH = 120  # where the output is no terminal
 
 
 def show_plan(plan: Plan, load: Load, device: Device) -> None:
-    """Prints everything."""
-    console = Console(soft_wrap=False, highlight=False)
+    """Prints everything; without the blanks that a table pads its lines with."""
+    console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(width=_WIDTH, highlight=False)
+    with console.capture() as shown:
+        _show(console, plan, load, device)
+    print("\n".join(line.rstrip() for line in shown.get().splitlines()))
+
+
+def _show(console: Console, plan: Plan, load: Load, device: Device) -> None:
     ranks = f"{plan.num_ranks} ranks" if plan.num_ranks > 1 else "1 rank"
     parallel = ", whole experts on each" if plan.expert_parallel else ""
-    files = f"{plan.num_files} files, " if plan.num_files else ""
+    files = f"{plan.num_files} file{'s' if plan.num_files > 1 else ''}, " if plan.num_files else ""
     console.print(
-        f"[bold]{plan.model}[/] ({plan.architecture}) on {ranks}{parallel}: {files}"
-        f"{plan.num_tensors:,} tensors, {format_bytes(plan.total_bytes)} ({plan.total_bytes / 2**30:.0f} GiB)"
+        f"[bold]{escape(plan.model)}[/] ({plan.architecture}) on {ranks}{parallel}: {files}"
+        f"{plan.num_tensors:,} tensors, {format_bytes(plan.total_bytes)} "
+        f"({plan.total_bytes / 2**30:,.1f} GiB)"
     )
     for note in plan.notes:
-        console.print(f"  {note}")
-    shown = [
+        console.print(Padding(escape(note), (0, 0, 0, 2)))
+    for table in (
         _weights(plan),
         _memory(plan, load),
         _loading(plan, device),
         _decode(plan, load),
         _drafts(plan, load),
-    ]
-    for table in shown:
+    ):
         console.print()
         console.print(table)
     console.print()
     for line in _words(plan):
-        console.print(f"  {line}")
+        console.print(Padding(line, (0, 0, 0, 2)))
 
 
 def _table(title: str, *columns: str, left: int = 1) -> Table:
@@ -174,16 +184,28 @@ def _words(plan: Plan) -> list[str]:
             f"A step has {plan.num_all_reduces} all-reduces, of {plan.message_bytes:,} bytes for each token; "
             f"{plan.all_reduce_words}."
         )
-    if work.transposes_s:
-        slow, slower = work.name_search_s
+    explained = next((row for row in plan.drafts if _is_observed(plan, row)), None)
+    if plan.observed is not None and explained is not None:
         lines.append(
-            f"A loader that goes tensor by tensor takes {work.views_s:.1f} s for views in Python, "
-            f"{slow:.0f} to {slower:.0f} s if it searches names in a list of all experts, {work.transposes_s:.0f} s if it "
-            "transposes packed experts on one core; through a memory map it has "
-            f"{work.minor_faults / 1e6:,.0f} million page faults "
-            f"({work.minor_faults_around / 1e6:,.1f} million with fault-around)."
+            f"As observed, a step with {explained.num_drafts} drafts takes {plan.observed.round_cost:.2f} of "
+            f"one without; bytes and latencies explain {explained.round_cost:.2f}."
         )
-    lines.append(
-        "Times count bytes and latencies, no arithmetic: they hold for some tens of tokens in a step."
-    )
+    if work.transposes_s:
+        lines.append(_tensor_by_tensor(work))
+    lines.append("Times count bytes and latencies, no arithmetic: they hold for some tens of tokens a step.")
     return lines
+
+
+def _is_observed(plan: Plan, row: BreakEven) -> bool:
+    return plan.observed is not None and plan.observed.num_drafts == row.num_drafts
+
+
+def _tensor_by_tensor(work: LoadWork) -> str:
+    slow, slower = work.name_search_s
+    faults, around = work.minor_faults / 1e6, work.minor_faults_around / 1e6
+    return (
+        f"A loader that goes tensor by tensor takes {work.views_s:.1f} s for views in Python, {slow:.0f} to "
+        f"{slower:.0f} s if it searches names in a list of all experts, {work.transposes_s:.0f} s if it "
+        f"transposes packed experts on one core; through a memory map it has {faults:,.0f} million page "
+        f"faults ({around:,.1f} million with fault-around)."
+    )

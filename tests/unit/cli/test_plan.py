@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from firstlight.cli.main import make_app
+from shape.source import REPOSITORY
 
 EIGHT = ("kimi-k2.5", "--gpus", "8", "--gpu-memory", "96GB")
 CONFIG: dict[str, Any] = {
@@ -47,7 +48,7 @@ def test_the_tables_of_kimi() -> None:
     result = plan(*EIGHT, "--observed", "3:0.15:0.66")
     assert result.exit_code == 0
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert "kimi-k2.5 (kimi_k2) on 8 ranks: 64 files, 208,215 tensors, 594.21 GB (553 GiB)" in lines
+    assert "kimi-k2.5 (kimi_k2) on 8 ranks: 64 files, 208,215 tensors, 594.21 GB (553.4 GiB)" in lines
     starts = (
         "routed experts 207,360 570.76 GB 11.89 GB 71.35 GB",
         "every rank reads everything 4753.65 GB 8.0x 8.0x",
@@ -58,6 +59,12 @@ def test_the_tables_of_kimi() -> None:
     for start in starts:
         assert any(line.startswith(start) for line in lines), start
     assert max(len(line) for line in result.stdout.splitlines()) <= 120
+
+
+def test_the_printed_plan_in_the_documents_is_the_one_that_is_printed() -> None:
+    text = (REPOSITORY / "docs" / "plan.md").read_text()
+    command, _, shown = text.partition("$ firstlight ")[2].partition("```")[0].partition("\n")
+    assert CliRunner().invoke(make_app(), command.split()).stdout == shown
 
 
 def test_the_same_as_json() -> None:
