@@ -156,32 +156,21 @@ def _split(
         axis = 1 - axis
     if suffix in _NEVER_SPLIT or axis >= len(group.shape) or group.shape[axis] == 1:
         return None
-    bounds = _bounds(module, kind, group, description, ranks, rank)
+    bounds = _bounds(module, kind, description, ranks, rank)
     return None if bounds is None else (axis, bounds)
 
 
-def _bounds(
-    module: str, kind: str, group: TensorGroup, description: ModelDescription, ranks: Ranks, rank: int
-) -> Bounds | None:
-    if kind == ATTENTION:
-        return _attention_bounds(module, group, description, ranks, rank)
+def _bounds(module: str, kind: str, description: ModelDescription, ranks: Ranks, rank: int) -> Bounds | None:
+    if module in _HEAD_ROWS or module == "o_proj":
+        return _heads(description, ranks, rank)
+    if module in _KV_ROWS:
+        return _kv_heads(description, ranks, rank)
     if module in _INNER_ROWS or module in _INNER_COLUMNS:
         inner = _inner_size(kind, description)
         unit = BLOCK_VALUES if inner % BLOCK_VALUES == 0 else 1
         return Bounds(*split_evenly(inner, unit, rank, ranks.num), inner)
     if kind == HEAD or (kind == EMBEDDING and ranks.splits_embedding):
         return Bounds(*split_evenly(description.vocab_size, 1, rank, ranks.num), description.vocab_size)
-    return None
-
-
-def _attention_bounds(
-    module: str, group: TensorGroup, description: ModelDescription, ranks: Ranks, rank: int
-) -> Bounds | None:
-    is_whole_norm = module in ("q_norm", "k_norm") and description.whole_qk_norm
-    if module in _HEAD_ROWS or module == "o_proj" or (is_whole_norm and module == "q_norm"):
-        return _heads(description, ranks, rank)
-    if module in _KV_ROWS or is_whole_norm:
-        return _kv_heads(description, ranks, rank)
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from firstlight.base.errors import UsageError
 from firstlight.facts.all_reduce import ALGORITHMS, LINKS, measured, modelled
@@ -26,6 +27,14 @@ from support.checkpoints import tiny_description
 from support.experts import description_of
 
 RING = modelled("ring", LINKS["pcie"], 8)
+
+
+def with_experts(architecture: str) -> ModelDescription:
+    """Whose experts can be split in two."""
+    description = description_of(architecture)
+    experts = description.experts
+    assert experts is not None
+    return replace(description, experts=replace(experts, inner_size=64, shared_size=2 * experts.shared_size))
 
 
 def times_of(description: ModelDescription, ranks: Ranks, rates: Rates | None = None) -> DecodeTimes:
@@ -95,7 +104,7 @@ def test_a_step_reads_each_weight_once_and_the_embedding_not() -> None:
 
 
 def test_parts_of_a_step_add_up() -> None:
-    times = times_of(description_of("kimi_k2"), Ranks(2), Rates(1e9, 1e-5))
+    times = times_of(with_experts("kimi_k2"), Ranks(2), Rates(1e9, 1e-5))
     step = times.step(4, 2, context=50)
     assert step.kv_s == pytest.approx(2 * 50 * 100 / 1e9)
     assert step.other_s == pytest.approx(3e-5)
@@ -107,7 +116,7 @@ def test_parts_of_a_step_add_up() -> None:
 
 @given(st.sampled_from(["kimi_k2", "mixtral"]), st.integers(1, 40), st.booleans())
 def test_more_tokens_never_take_less(architecture: str, tokens: int, whole_experts: bool) -> None:
-    times = times_of(description_of(architecture), Ranks(2, whole_experts))
+    times = times_of(with_experts(architecture), Ranks(2, whole_experts))
     fewer, more = (times.step(number) for number in (tokens, tokens + 1))
     assert fewer.total_s <= more.total_s
     assert more.weight_bytes <= max(times.weights.rank_bytes(rank) for rank in range(2))
@@ -136,7 +145,7 @@ def test_drafts_that_can_never_pay() -> None:
 
 
 def test_longer_drafts_cost_more() -> None:
-    times = times_of(description_of("kimi_k2"), Ranks(2), Rates(1e9, 1e-5))
+    times = times_of(with_experts("kimi_k2"), Ranks(2), Rates(1e9, 1e-5))
     cost = DraftCost.eagle3(times, vocabulary=32)
     rows = [break_even(times, cost, drafts, (1, 64), 0.6) for drafts in range(1, 6)]
     costs = [row.round_cost for row in rows]

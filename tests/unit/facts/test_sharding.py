@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from firstlight.base.errors import UsageError
 from firstlight.engine.kv import token_row_bytes
@@ -33,7 +34,17 @@ WITH_EXPERTS = ("kimi_k2", "qwen3_moe", "mixtral", "minimax_m2")
 
 
 def describe(architecture: str) -> ModelDescription:
-    return tiny_description(architecture) if architecture in DENSE else description_of(architecture)
+    if architecture in DENSE:
+        return tiny_description(architecture)
+    return wider(description_of(architecture))
+
+
+def wider(description: ModelDescription) -> ModelDescription:
+    """Whose experts can be split in two."""
+    experts = description.experts
+    assert experts is not None
+    shared = 2 * experts.shared_size
+    return replace(description, experts=replace(experts, inner_size=128, shared_size=shared))
 
 
 @pytest.mark.parametrize("architecture", DENSE + WITH_EXPERTS)
