@@ -19,7 +19,7 @@ from support.checkpoints import tiny_description
 LATENT = LatentAttention(query_rank=40, latent_size=32, nope_size=24, rope_size=16, value_size=20)
 YARN = RopeScaling(kind="yarn", factor=32.0, original_max_position=64)  # with mscale = mscale_all_dim = 1
 GROUPED = Experts(
-    num=12, num_chosen=3, inner_size=32, shared_size=32, dense_layers=(0,), scoring="sigmoid", has_bias=True,
+    num=12, num_chosen=3, inner_size=64, shared_size=64, dense_layers=(0,), scoring="sigmoid", has_bias=True,
     num_groups=4, num_chosen_groups=2, num_group_scores=2, scale=2.5,
 )  # fmt: skip
 SOFTMAX = Experts(num=6, num_chosen=2, inner_size=64)

@@ -128,7 +128,7 @@ def _workspace_bytes(section: EngineSection, needs: Needs) -> int:
     """The largest step: activations, logits and their copies; and while loading, one matrix in float32."""
     description = needs.description
     most = max(section.max_num_seqs, MAX_DRAFT_ROWS) if section.drafts else section.max_num_seqs
-    step = step_bytes(description, section.max_batched_tokens, most)
+    step = step_bytes(description, section.max_batched_tokens, most, needs.shape.num_heads)
     # A history is padded to at most twice its length.
     most_scores = section.max_batched_tokens * description.num_heads * 2 * description.max_position
     scores = min(MAX_KEPT_SCORES, most_scores) * BYTES_PER_SCORE

@@ -92,7 +92,9 @@ def describe_hf(
     generation_config.json."""
     fields = Fields(config, where)
     if fields.string("model_type", "") in WRAPPERS:
-        fields = Fields(fields.mapping("text_config"), f"{where}: text_config")
+        # Some exports say outside how the weights are packed.
+        packing = {"quantization_config": config.get("quantization_config")}
+        fields = Fields({**packing, **fields.mapping("text_config")}, f"{where}: text_config")
     model_type = _model_type(fields)
     family = _FAMILIES[model_type]
     _refuse_unknown_arithmetic(fields, family)

@@ -21,7 +21,7 @@ def expert_fields(description: ModelDescription) -> dict[str, Any]:
         return latent_fields(description.latent) | _deepseek_fields(description.architecture, experts)
     if experts is None:
         return {}
-    chosen = {"num_experts_per_tok": experts.num_chosen}
+    chosen: dict[str, Any] = {"num_experts_per_tok": experts.num_chosen}
     if description.architecture == "qwen3_moe":
         return chosen | {
             "num_experts": experts.num,

@@ -91,13 +91,18 @@ def kv_row_bytes(description: ModelDescription, kv_dtype: str) -> tuple[int, ...
     return (description.head_size * KV_VALUE_BYTES[kv_dtype] + tail_bytes,) * 2
 
 
-def step_bytes(description: ModelDescription, num_tokens: int, num_logit_rows: int) -> int:
-    """Activations of a step of so many tokens, and logits with their copies, in float32."""
-    experts, inner = description.experts, description.intermediate_size
-    if experts is not None:
-        inner = max(inner, experts.num_chosen * experts.inner_size + experts.shared_size)
-    activations = num_tokens * (8 * description.hidden_size + 3 * inner) * 4
-    return activations + 4 * num_logit_rows * description.vocab_size * 4
+def step_bytes(description: ModelDescription, num_tokens: int, num_logit_rows: int, num_heads: int) -> int:
+    """Activations of a step of so many tokens, and logits with their copies, in float32.
+
+    `num_heads` are a rank's.
+    """
+    width = 8 * description.hidden_size + 3 * description.intermediate_size
+    latent, experts = description.latent, description.experts
+    if latent is not None:  # queries in the space of latents, and what they attend to
+        width += 3 * num_heads * (latent.latent_size + latent.rope_size)
+    if experts is not None:  # rows of the products, and what comes of them
+        width += experts.num_chosen * (2 * description.hidden_size + 3 * experts.inner_size)
+    return num_tokens * width * 4 + 4 * num_logit_rows * description.vocab_size * 4
 
 
 def weight_bytes_per_rank(

@@ -100,7 +100,8 @@ class RankMemory:
     def activation_bytes(self) -> int:
         """Of the largest step, with its logits."""
         description = self.weights.outline.description
-        return step_bytes(description, self.load.max_batched_tokens, self.load.max_num_seqs)
+        num_heads = -(-description.num_heads // self.weights.ranks.num)
+        return step_bytes(description, self.load.max_batched_tokens, self.load.max_num_seqs, num_heads)
 
     @property
     def planned_bytes(self) -> int:

@@ -280,6 +280,10 @@ class Tape(Protocol):
         """Adds x W^T + b to the residual stream; `reduce` sums x W^T over several ranks."""
         ...
 
+    def add_called(self, layer: Callable[[torch.Tensor], torch.Tensor], x: Any) -> None:
+        """Adds `layer(x)` to the residual stream: what depends on values is called between two programs."""
+        ...
+
     def logits(self, weights: Sequence[Any], x: Any, gather: Collective | None) -> None:
         """The output head; `gather` joins the ranks' shares, where there are several."""
         ...

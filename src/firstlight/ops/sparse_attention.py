@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.ops.contract import AttentionShape, StepRows
 
@@ -91,6 +92,7 @@ def attend(
 ) -> None:
     """Writes the attention of the planned rows into `out_TND`; `values` may be float16, or the keys."""
     heads, size = plan.shape.num_heads, plan.shape.head_size
+    keys, values = _as_wide(keys, plan), _as_wide(values, plan)
     slots = keys.shape[0]
     flat_keys = keys.view(slots * plan.shape.num_kv_heads, size).t()
     flat_values = values.view(slots * plan.shape.num_kv_heads, -1)
@@ -108,6 +110,13 @@ def attend(
             out_TND.copy_(bags)
         else:
             out_TND[bucket.rows] = bags.to(out_TND.dtype)
+
+
+def _as_wide(rows: torch.Tensor, plan: SparsePlan) -> torch.Tensor:
+    """A pool of as many rows as a padded history at least: a sparse row takes no more than all columns."""
+    longest = max(length for _, length in plan.pieces)
+    missing = -(-longest // plan.shape.num_kv_heads) - len(rows)
+    return rows if missing <= 0 else F.pad(rows, (0, 0, 0, 0, 0, missing))
 
 
 def _bucket_lengths(

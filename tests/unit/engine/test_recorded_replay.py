@@ -15,20 +15,24 @@ from firstlight.engine.replay import EagerReplay, RecordedReplay
 from firstlight.facts.description import ModelDescription
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.engines import Harness, submit
+from support.experts import description_of, write_experts
 
 MODELS: dict[str, ModelDescription] = {
     "llama": tiny_description(num_heads=6, num_kv_heads=2),
     "tied": tiny_description("qwen3", tie_embeddings=True),  # with norms of q and k
     "biases": tiny_description("qwen2"),
     "window": tiny_description("mistral", sliding_window=20),
+    "experts": description_of("qwen3_moe"),
 }
 TOKENS = [3 + (7 * n) % 40 for n in range(50)]
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    description = MODELS[request.param]
-    return write_hf_folder(tmp_path_factory.mktemp("tiny") / "m", description, random_weights(description))
+    description, target = MODELS[request.param], tmp_path_factory.mktemp("tiny") / "m"
+    if description.experts is not None:
+        return write_experts(target, description)
+    return write_hf_folder(target, description, random_weights(description))
 
 
 @pytest.fixture(params=["auto", "bfloat16", "int8"])

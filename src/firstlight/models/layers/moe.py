@@ -45,7 +45,7 @@ MIXTRAL_NAMES = ExpertNames("block_sparse_moe", "w1", "w3", "w2", "e_score_corre
 class ExpertMlp:
     """See the module."""
 
-    can_record = False
+    can_record = True
 
     def __init__(
         self, declare: Declaration, description: ModelDescription, layer: int, names: ExpertNames
@@ -87,8 +87,8 @@ class ExpertMlp:
         return self._group.all_reduce(self._name, out_TH)
 
     def record(self, tape: Tape, x: Any) -> None:
-        """Not yet: it runs operator by operator."""
-        raise NotImplementedError
+        """Which experts there are to multiply with is known only when the router has spoken."""
+        tape.add_called(self, x)
 
     def _of_experts(
         self,

@@ -135,6 +135,14 @@ class NativeTape:
 
         self._then(collect)
 
+    def add_called(self, layer: Callable[[torch.Tensor], torch.Tensor], x: Activation) -> None:
+        floats = self._floats_of(x)
+
+        def call(num_rows: int) -> None:
+            self.residual[:num_rows] += layer(floats[:num_rows])
+
+        self._then(call)
+
     def logits(self, weights: Sequence[Any], x: Activation, gather: Collective | None) -> None:
         (weight,) = weights
         self._logits = torch.empty(1, weight.shape[0])
