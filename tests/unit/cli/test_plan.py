@@ -96,8 +96,8 @@ def test_memory_that_does_not_suffice() -> None:
     result = plan("kimi-k2.5", "--gpus", "4", "--gpu-memory", "96GB")
     assert result.exit_code == 5
     assert "it does not fit" in result.stdout  # the tables stand there all the same
-    assert "error: It does not fit: each rank lacks 67.23 GB." in result.stderr
-    assert "Use --gpus 8, or take GPUs of 170 GiB (--gpu-memory 170G)" in result.stderr
+    assert "error: It does not fit: each rank lacks 67.63 GB." in result.stderr
+    assert "Use --gpus 8, or take GPUs of 171 GiB (--gpu-memory 171G)" in result.stderr
     assert plan("kimi-k2.5", "--gpus", "8", "--gpu-memory", "96GB").exit_code == 0
 
 
@@ -105,7 +105,7 @@ def test_a_longer_sequence_than_fits() -> None:
     result = plan(*EIGHT, "--max-model-len", "131072")
     assert result.exit_code == 5
     assert "raise --memory-fraction to 0.8" in result.stderr.lower()
-    assert "set --max-model-len to 96224 or less" in result.stderr
+    assert "set --max-model-len to 91056 or less" in result.stderr
     assert "--gpus 16" in result.stderr
 
 
