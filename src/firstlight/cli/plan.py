@@ -162,9 +162,13 @@ class PlanOptions:
 def plan(options: PlanOptions, flags: Given) -> None:
     """Compute what a deployment will need and do, without loading anything.
 
-    From the configuration and the headers of the files alone: memory of each rank and what fits in it, what
-    each rank must read and what the usual loaders make of it, the time of a decode step with the share of
-    all-reduces, and the acceptance from which drafts pay. Exit code 5 when it does not fit.
+    It tells, from configuration and headers alone:
+    memory of each rank, and what fits in it;
+    what each rank must read, and what the usual loaders make of that;
+    the time of a decode step, and the share of all-reduces;
+    the acceptance from which drafts pay.
+
+    Exit code 5: it does not fit.
 
     Examples:
       firstlight plan kimi-k2.5 --gpus 8 --gpu-memory 96GB
