@@ -34,9 +34,8 @@ def folder(tmp_path: Path) -> Path:
     description = kimi(experts=replace(GROUPED, inner_size=64))
     config = {
         "model_type": "kimi_k25",
-        "text_config": {**hf_config(description), "quantization_config": PACKED},
+        "text_config": {**hf_config(description, "bfloat16"), "quantization_config": PACKED},
     }
-    config["text_config"]["torch_dtype"] = "bfloat16"
     (tmp_path / "config.json").write_text(json.dumps(config))
     rows = declared_rows(description, read_scheme(config, "config"), "language_model.")
     rows.append(HeaderRow("vision_tower.blocks.{0-1}.weight", "BF16", (3, 4)))
