@@ -107,8 +107,9 @@ def bench_operators(order: OperatorsOrder, on_point: Callable[[int, int], None])
     )
     engine = open_engine(order.model, "auto", section)
     replay = engine.runner.replay
-    has_experts = engine.checkpoint.description.experts is not None
-    if has_experts or not isinstance(replay, RecordedReplay):
+    description = engine.checkpoint.description
+    calls_layers = description.experts is not None or description.latent is not None
+    if calls_layers or not isinstance(replay, RecordedReplay):
         raise UnsupportedError(
             "there is no program of native operators to measure",
             "Use --device cpu, the default, and a model without experts and latent attention.",

@@ -66,7 +66,6 @@ def make_runner(
     replay: Replay | RecordedReplay
     if isinstance(ops, NativeBackend):
         torch.set_num_threads(1)  # what is left to PyTorch is small, and its threads would meet ours
-    if isinstance(ops, NativeBackend) and decoder.can_record:
         replay = RecordedReplay(decoder, ops, shape, pool, section.max_batched_tokens)
         replay.watched_by(group.recorder)
     elif ops.device.type == "cuda" and decoder.description.experts is None:

@@ -25,10 +25,7 @@ from firstlight.ops.contract import Tape
 
 
 class AttentionLayer(Protocol):
-    """What a block adds to the residual stream first. `record` is called only where it `can_record`."""
-
-    @property
-    def can_record(self) -> bool: ...
+    """What a block adds to the residual stream first; `record` takes it down with the addition."""
 
     def __call__(self, x_TH: torch.Tensor, batch: ForwardBatch) -> torch.Tensor: ...
 
@@ -37,9 +34,6 @@ class AttentionLayer(Protocol):
 
 class MlpLayer(Protocol):
     """What a block adds second."""
-
-    @property
-    def can_record(self) -> bool: ...
 
     def __call__(self, x_TH: torch.Tensor) -> torch.Tensor: ...
 
@@ -73,10 +67,6 @@ class Block:
         self._attention = parts.attention(declare, description, layer)
         self._post_norm = Vector(declare, f"{prefix}.post_attention_layernorm.weight", hidden)
         self._mlp = parts.mlp(declare, description, layer)
-
-    @property
-    def can_record(self) -> bool:
-        return self._attention.can_record and self._mlp.can_record
 
     def __call__(self, x_TH: torch.Tensor, batch: ForwardBatch) -> None:
         """Adds to the residual stream in place."""
@@ -130,11 +120,6 @@ class Decoder:
         self._keep(len(self._blocks), x_TH, batch)
         wanted_LH = x_TH.index_select(0, batch.logit_rows_L)  # noqa: N806 - shape suffix
         return self._head(self._ops.rms_norm(wanted_LH, self._norm.values, self.description.norm_eps))
-
-    @property
-    def can_record(self) -> bool:
-        """Whether every layer knows how to take itself down on a tape."""
-        return all(block.can_record for block in self._blocks)
 
     def record(self, tape: Tape) -> None:
         """Takes down `__call__` on a tape."""

@@ -280,8 +280,11 @@ class Tape(Protocol):
         """Adds x W^T + b to the residual stream; `reduce` sums x W^T over several ranks."""
         ...
 
-    def add_called(self, layer: Callable[[torch.Tensor], torch.Tensor], x: Any) -> None:
-        """Adds `layer(x)` to the residual stream: what depends on values is called between two programs."""
+    def add_called(self, layer: Callable[[torch.Tensor, Any], torch.Tensor], x: Any) -> None:
+        """Adds `layer(x, batch)` to the residual stream: it is called between two programs.
+
+        For layers that no program has, or whose operators depend on values. `batch`: the step's.
+        """
         ...
 
     def logits(self, weights: Sequence[Any], x: Any, gather: Collective | None) -> None:

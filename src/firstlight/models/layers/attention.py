@@ -90,10 +90,6 @@ class Attention:
             bounds = ((start * group, stop * group), (start, stop))
             self._whole_norm = WholeNorm(declare, prefix, numbers, bounds, pairs)
 
-    @property
-    def can_record(self) -> bool:
-        return self._whole_norm is None and self._num_turned == self._size
-
     def __call__(self, x_TH: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         num_turned = self._num_heads + self._num_kv_heads
         qkv = self._qkv(x_TH).float().unflatten(-1, (-1, self._size))
@@ -121,6 +117,9 @@ class Attention:
 
     def record(self, tape: Tape, x: Any) -> None:
         """Takes down `__call__` with the addition to the residual stream."""
+        if self._whole_norm is not None or self._num_turned < self._size:
+            tape.add_called(self, x)
+            return
         qkv = tape.product(self._qkv.operators, x, self._qkv.bias, "qkv")
         norms = tuple(norm.values if norm is not None else None for norm in (self._q_norm, self._k_norm))
         attended = tape.attend(qkv, self._layer, norms, self._eps)

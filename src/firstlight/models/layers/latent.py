@@ -32,8 +32,6 @@ LATENT_EPS = 1e-6
 class LatentAttention:
     """See the module."""
 
-    can_record = False
-
     def __init__(self, declare: Declaration, description: ModelDescription, prefix: str, layer: int) -> None:
         sizes = description.latent
         assert sizes is not None, "latent attention in a model without it"
@@ -92,8 +90,8 @@ class LatentAttention:
         return self._group.all_reduce(self._name, self._out(attended.flatten(1)))
 
     def record(self, tape: Tape, x: Any) -> None:
-        """Not yet: it runs operator by operator."""
-        raise NotImplementedError
+        """Between programs, operator by operator."""
+        tape.add_called(self, x)
 
     def _plain(self, queries_TND: torch.Tensor, row_TL: torch.Tensor, own: OwnRows) -> torch.Tensor:  # noqa: N803
         """[T, N, V] of rows that attend to rows of this step only."""

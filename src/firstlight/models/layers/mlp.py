@@ -18,8 +18,6 @@ from firstlight.ops.contract import Tape
 class GatedMlp:
     """See the module. `mlp_bias` adds a bias to all three products; `inner`: another inner width."""
 
-    can_record = True
-
     def __init__(
         self,
         declare: Declaration,

@@ -45,8 +45,6 @@ MIXTRAL_NAMES = ExpertNames("block_sparse_moe", "w1", "w3", "w2", "e_score_corre
 class ExpertMlp:
     """See the module."""
 
-    can_record = True
-
     def __init__(
         self, declare: Declaration, description: ModelDescription, layer: int, names: ExpertNames
     ) -> None:
@@ -88,7 +86,7 @@ class ExpertMlp:
 
     def record(self, tape: Tape, x: Any) -> None:
         """Which experts there are to multiply with is known only when the router has spoken."""
-        tape.add_called(self, x)
+        tape.add_called(lambda x_TH, _: self(x_TH), x)
 
     def _of_experts(
         self,

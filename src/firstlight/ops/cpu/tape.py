@@ -61,7 +61,7 @@ class NativeTape:
     """See `contract.Tape`. Buffers are for `max_rows` rows and shared by all layers.
 
     `widths`: the hidden size, and the number of captured states. `name` gives the number of a text in the
-    black box.
+    black box. `step_batch` gives the batch of the step that runs, for layers that are called.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class NativeTape:
         hidden, num_states = widths
         self.residual = torch.zeros(max_rows, hidden)
         self.states_RCH = torch.zeros(max_rows, num_states, hidden)
+        self.step_batch: Callable[[], Any] = _no_batch
         self._ops, self._shape = ops, shape
         self._keys, self._values = pool
         self._parts = [Part()]
@@ -135,11 +136,11 @@ class NativeTape:
 
         self._then(collect)
 
-    def add_called(self, layer: Callable[[torch.Tensor], torch.Tensor], x: Activation) -> None:
+    def add_called(self, layer: Callable[[torch.Tensor, Any], torch.Tensor], x: Activation) -> None:
         floats = self._floats_of(x)
 
         def call(num_rows: int) -> None:
-            self.residual[:num_rows] += layer(floats[:num_rows])
+            self.residual[:num_rows] += layer(floats[:num_rows], self.step_batch())
 
         self._then(call)
 
@@ -252,3 +253,7 @@ class NativeTape:
         assert codes.width == x.width, f"the width of {x.name} differs between layers"
         x.op.p[x.codes_place] = codes.address
         return codes
+
+
+def _no_batch() -> Any:
+    raise AssertionError("a layer is called, and nobody said with what")
