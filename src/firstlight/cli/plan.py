@@ -45,7 +45,12 @@ class PlanOptions:
             "of safetensors files in it only headers are read.",
         ),
     ]
-    gpus: Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Ranks, one on each GPU.")] = 1
+    gpus: Annotated[
+        int,
+        typer.Option(
+            "--gpus", "--tensor-parallel", metavar="N", min=1, max=64, help="Ranks, one on each GPU."
+        ),
+    ] = 1
     gpu_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each GPU, as 96G.")] = "80G"
     expert_parallel: Annotated[
         bool,

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from firstlight.cli.main import make_app
 from shape.source import REPOSITORY
 
+APP = make_app()
 EIGHT = ("kimi-k2.5", "--gpus", "8", "--gpu-memory", "96GB")
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -28,7 +29,7 @@ CONFIG: dict[str, Any] = {
 
 
 def plan(*arguments: str) -> Result:
-    return CliRunner().invoke(make_app(), ["plan", *arguments])
+    return CliRunner().invoke(APP, ["plan", *arguments])
 
 
 def planned(*arguments: str) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def test_the_tables_of_kimi() -> None:
 def test_the_printed_plan_in_the_documents_is_the_one_that_is_printed() -> None:
     text = (REPOSITORY / "docs" / "plan.md").read_text()
     command, _, shown = text.partition("$ firstlight ")[2].partition("```")[0].partition("\n")
-    assert CliRunner().invoke(make_app(), command.split()).stdout == shown
+    assert CliRunner().invoke(APP, command.split()).stdout == shown
 
 
 def test_the_same_as_json() -> None:
@@ -174,6 +175,13 @@ def test_values_that_cannot_be_read(flag: str, value: str, says: str | None) -> 
         assert (result.exit_code, result.stdout) == (2, "")
         assert says in result.stderr
         assert "what to do:" in result.stderr
+
+
+def test_more_ranks_than_the_model_can_be_split_into(tmp_path: Path) -> None:
+    result = plan(folder(tmp_path / "model"), "--tensor-parallel", "8")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "cannot be split over 8 ranks" in result.stderr
+    assert "Use --tensor-parallel 4 or less" in result.stderr
 
 
 def test_it_loads_no_torch() -> None:
