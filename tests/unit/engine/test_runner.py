@@ -10,6 +10,7 @@ import torch
 from firstlight.engine.kv import KVPool
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.runner import PageTables
+from firstlight.ops.contract import AttentionShape
 from firstlight.ops.reference import ReferenceBackend
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.engines import Harness, submit
@@ -47,7 +48,7 @@ def test_a_slot_that_changes_hands_shows_only_its_present_owner() -> None:
 
 
 def test_the_null_page_of_a_pool_is_zeroed() -> None:
-    pool = KVPool(2, 12, (3, 4), ReferenceBackend("test"))
+    pool = KVPool(2, 12, AttentionShape(3, 3, 4, None), ReferenceBackend("test"))
     for tensor in (*pool.keys, *pool.values):
         tensor.fill_(7.0)
     pool.zero_null_page(4)
