@@ -17,7 +17,7 @@ from firstlight.facts.tensor_groups import TensorGroup
 
 PAGE_BYTES = 4096
 FAULT_AROUND_BYTES = 65536  # that Linux maps at one fault, where the page cache has them
-# Seconds of one core, as measured on a server of 2026: a view of a tensor in Python; the search of a name
+# Seconds of one core, as measured on a busy core: a view of a tensor in Python; the search of a name
 # among those of all experts, one after the other; transposing a matrix of 7.3 MB.
 VIEW_S = 14e-6
 NAME_SEARCH_S = (60e-6, 170e-6)
