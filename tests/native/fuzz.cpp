@@ -306,6 +306,10 @@ static double stored_value(int64_t type, const uint8_t* row, int64_t size, int64
 
 struct Attention {
     int64_t heads, kv_heads, size, window, page_size, num_pages, type;
+    int64_t latent = 0;  // of latent attention: the size of a value, the beginning of the one row that a slot has
+    int64_t pool_heads() const { return latent ? 1 : kv_heads; }
+    int64_t out_size() const { return latent ? latent : size; }
+    const std::vector<uint8_t>& value_rows() const { return latent ? keys : values; }
     std::vector<uint8_t> keys, values;
     std::vector<int64_t> pages, starts, counts;
     int64_t table_width;
@@ -313,8 +317,8 @@ struct Attention {
 
 static std::vector<float> attend(void* pool, const Attention& a, const float* q, int64_t rows, const int64_t* pages,
                                  const std::vector<int64_t>& starts, const std::vector<int64_t>& counts) {
-    std::vector<float> out((size_t)(rows * a.heads * a.size), NAN);
-    Op op = make(OP_ATTEND, {a.heads, a.kv_heads, a.size, a.heads * a.size, a.window, a.type}, {q, a.keys.data(), a.values.data(), out.data()});
+    std::vector<float> out((size_t)(rows * a.heads * a.out_size()), NAN);
+    Op op = make(OP_ATTEND, {a.heads, a.kv_heads, a.size, a.heads * a.size, a.window, a.type, a.latent}, {q, a.keys.data(), a.value_rows().data(), out.data()});
     op.f[0] = 1.0f / sqrtf((float)a.size);
     Step step = {};
     step.num_rows = rows;
@@ -332,10 +336,10 @@ static void check_attention(const Attention& a, const float* q, const float* got
     const int64_t* pages = a.pages.data() + sequence * a.table_width;
     int64_t first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
     for (int64_t head = 0; head < a.heads; head++) {
-        int64_t kv = head / (a.heads / a.kv_heads);
+        int64_t kv = a.latent ? 0 : head / (a.heads / a.kv_heads);
         std::vector<double> weights;
         double total = 0.0, most = -INFINITY;
-        auto at = [&](int64_t p) { return ((pages[p / a.page_size] * a.page_size + p % a.page_size) * a.kv_heads + kv) * row_bytes(a.type, a.size); };
+        auto at = [&](int64_t p) { return ((pages[p / a.page_size] * a.page_size + p % a.page_size) * a.pool_heads() + kv) * row_bytes(a.type, a.size); };
         for (int64_t p = first; p <= position; p++) {
             double score = 0.0;
             for (int64_t i = 0; i < a.size; i++) score += (double)q[head * a.size + i] * stored_value(a.type, a.keys.data() + at(p), a.size, i);
@@ -343,10 +347,10 @@ static void check_attention(const Attention& a, const float* q, const float* got
             most = fmax(most, weights.back());
         }
         for (double& weight : weights) total += weight = exp(weight - most);
-        for (int64_t i = 0; i < a.size; i++) {
+        for (int64_t i = 0; i < a.out_size(); i++) {
             double wanted = 0.0;
-            for (int64_t p = first; p <= position; p++) wanted += weights[(size_t)(p - first)] / total * stored_value(a.type, a.values.data() + at(p), a.size, i);
-            require(close_to(got[head * a.size + i], wanted, 3.0), "attention");
+            for (int64_t p = first; p <= position; p++) wanted += weights[(size_t)(p - first)] / total * stored_value(a.type, a.value_rows().data() + at(p), a.size, i);
+            require(close_to(got[head * a.out_size() + i], wanted, 3.0), "attention");
         }
     }
 }
@@ -400,17 +404,23 @@ static void fuzz_attention(void* pool) {
     a.num_pages = sequences * a.table_width;
     for (int64_t page = 0; page < a.num_pages; page++) a.pages.push_back(a.num_pages - 1 - page);
     a.type = between(KV_HALF, KV_CODES);
+    bool is_latent = between(0, 2) == 0;
+    if (is_latent) a.kv_heads = 1;
     fill_pool(pool, a);
+    if (is_latent) {
+        a.latent = between(1, a.size);
+        for (a.kv_heads = between(1, a.heads); a.heads % a.kv_heads;) a.kv_heads--;  // shares of the heads
+    }
     std::vector<float> q = values(rows * a.heads * a.size);
     std::vector<float> out = attend(pool, a, q.data(), rows, a.pages.data(), a.starts, a.counts);
-    int64_t width = a.heads * a.size;
+    int64_t width = a.heads * a.size, out_width = a.heads * a.out_size();
     for (int64_t s = 0, row = 0; s < sequences; row += a.counts[(size_t)s++]) {
         int64_t within = between(0, a.counts[(size_t)s] - 1), position = a.starts[(size_t)s] + within;
         const float* mine = q.data() + (row + within) * width;
-        check_attention(a, mine, out.data() + (row + within) * width, s, position);
+        check_attention(a, mine, out.data() + (row + within) * out_width, s, position);
         std::vector<float> alone(mine, mine + width);
         std::vector<float> one = attend(pool, a, alone.data(), 1, a.pages.data() + s * a.table_width, {position}, {1});
-        require(memcmp(one.data(), out.data() + (row + within) * width, (size_t)width * 4) == 0, "bits of an attended row");
+        require(memcmp(one.data(), out.data() + (row + within) * out_width, (size_t)out_width * 4) == 0, "bits of an attended row");
     }
 }
 
