@@ -23,6 +23,7 @@ from firstlight.facts.memory import (
     compute_budget,
     format_bytes,
     kv_bytes_per_token,
+    step_bytes,
 )
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import AttentionShape, MatrixKind
@@ -126,17 +127,10 @@ def _embedding_bytes(description: ModelDescription) -> int:
 def _workspace_bytes(section: EngineSection, needs: Needs) -> int:
     """The largest step: activations, logits and their copies; and while loading, one matrix in float32."""
     description = needs.description
-    width = 8 * description.hidden_size + 3 * description.intermediate_size
-    if description.latent is not None:  # queries in the space of latents, and what they attend to
-        width += 3 * needs.shape.num_heads * needs.shape.head_size
-    if description.experts is not None:  # rows of the products, and what comes of them
-        experts = description.experts
-        width += experts.num_chosen * (2 * description.hidden_size + 3 * experts.inner_size)
-    activations = section.max_batched_tokens * width * 4
     most = max(section.max_num_seqs, MAX_DRAFT_ROWS) if section.drafts else section.max_num_seqs
-    logits = 4 * most * description.vocab_size * 4
+    step = step_bytes(description, section.max_batched_tokens, most, needs.shape.num_heads)
     # A history is padded to at most twice its length.
     most_scores = section.max_batched_tokens * description.num_heads * 2 * description.max_position
     scores = min(MAX_KEPT_SCORES, most_scores) * BYTES_PER_SCORE
     loading = 2 * max(kind.shape[0] * kind.shape[1] for kind in needs.kinds) * 4
-    return max(activations + logits + scores, loading)
+    return max(step + scores, loading)

@@ -49,7 +49,7 @@ def open_hf(folder: Path) -> Checkpoint:
     description = describe_hf(config, generation, str(config_path))
     tensors: dict[str, TensorFacts] = {}
     skipped = _Skipped(config, description)
-    for path, expected in _shards(folder).items():
+    for path, expected in find_shards(folder).items():
         entries = read_safetensors_header(path)
         missing = expected - entries.keys()
         if missing:
@@ -128,7 +128,7 @@ def _add(
     tensors[name] = TensorFacts(name, entry.dtype, entry.shape, str(path), entry.offset, entry.nbytes)
 
 
-def _shards(folder: Path) -> dict[Path, set[str]]:
+def find_shards(folder: Path) -> dict[Path, set[str]]:
     """The safetensors files of the model, each with the tensors that must be in it."""
     if (folder / SINGLE_FILE).is_file():
         return {folder / SINGLE_FILE: set()}

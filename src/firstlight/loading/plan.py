@@ -13,6 +13,7 @@ from firstlight.base.errors import ModelFileError, UsageError
 from firstlight.facts.checkpoint import Checkpoint, TensorFacts
 from firstlight.facts.formats import SUPPORTED
 from firstlight.facts.names import is_ignorable
+from firstlight.facts.sharding import split_evenly as split_evenly  # for the models, with `Wanted`
 
 MAX_SUGGESTED_RANKS = 16
 
@@ -89,23 +90,6 @@ class ReadPlan:
     def resident_bytes(self) -> int:
         """Bytes that all deliveries hold together."""
         return sum(segment.resident_bytes for segment in self.segments)
-
-
-def split_evenly(total: int, unit: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """The half-open share of `rank` when `total` is split in whole units; early ranks get the larger shares.
-
-    9 heads for two ranks of 3 kv groups: `split_evenly(9, 3, 0, 2)` is (0, 6). Raises `UsageError` when a
-    rank would get nothing.
-    """
-    num_units, rest = divmod(total, unit)
-    if rest or num_units < num_ranks:
-        raise UsageError(
-            f"{total} cannot be split over {num_ranks} ranks in whole units of {unit}.",
-            f"Use --tensor-parallel {max(1, num_units)} or less.",
-        )
-    share, extra = divmod(num_units, num_ranks)
-    start = rank * share + min(rank, extra)
-    return start * unit, (start + share + (rank < extra)) * unit
 
 
 def make_plan(checkpoint: Checkpoint, wanted: Sequence[Wanted]) -> ReadPlan:

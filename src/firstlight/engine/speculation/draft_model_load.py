@@ -17,7 +17,7 @@ from firstlight.engine.speculation.host import Extra, Host
 from firstlight.engine.speculation.places import Places
 from firstlight.engine.speculation.shape import Shape, refuse_trees
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
-from firstlight.facts.memory import kv_bytes_per_token, weight_bytes_per_rank
+from firstlight.facts.memory import kv_bytes_per_token
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.attention import attention_shape
 from firstlight.models.registry import find
@@ -59,7 +59,7 @@ class DraftModelDrafting:
         description = self._checkpoint.description
         shape = attention_shape(description, 0, 1)
         table_bytes = 2 * description.vocab_size * description.hidden_size
-        weight_bytes = weight_bytes_per_rank(self._checkpoint) + table_bytes
+        weight_bytes = self._checkpoint.total_bytes + table_bytes
         rows = token_row_bytes(shape, ops)
         return Extra(kv_bytes_per_token(description, rows, shape.num_kv_heads), weight_bytes)
 

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 
 from firstlight.facts.description import ModelDescription
+from firstlight.facts.sharding import BLOCK_VALUES as BLOCK_VALUES  # for `moe` too
 from firstlight.loading.plan import Wanted, split_evenly
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import Linear, Part, Vector
 from firstlight.ops.contract import Tape
-
-# Shares are whole blocks of the quantised formats, where the width allows it.
-BLOCK_VALUES = 32
 
 
 class GatedMlp:
