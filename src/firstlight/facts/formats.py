@@ -44,6 +44,8 @@ SUPPORTED: dict[str, BlockGeometry] = {
         BlockGeometry("Q4_1", 32, 20),
         BlockGeometry("Q4_K", 256, 144),
         BlockGeometry("Q6_K", 256, 210),
+        # What the tensors of a quantised safetensors matrix are put together to; see `quant.packings`.
+        BlockGeometry("INT4", 32, 20),
     )
 }
 

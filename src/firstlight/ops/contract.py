@@ -33,7 +33,10 @@ class Matrix(Protocol):
         ...
 
     def stored(self) -> torch.Tensor | None:
-        """The blocks as they are in the file, uint8 [O, bytes of a row]; None where there is no file."""
+        """The blocks as they are in the file, uint8 [O, bytes of a row]; None where there is no file.
+
+        Scales in float32 (INT4) are rounded to float16 here: these are blocks for a fast layout.
+        """
         ...
 
     def first_rows(self, num_rows: int) -> Matrix:

@@ -1,7 +1,8 @@
 """A weight as the checkpoint stores it: the raw blocks, with their format and shape.
 
 Made by `loading.reader`, turned into a fast layout by `ops` and `models.layers`. Invariant: `raw` holds the
-file's own bytes (rows in Hugging Face order), so nothing has been rounded yet.
+file's own bytes (rows in Hugging Face order), or those of several tensors put together to blocks by
+`packings`; nothing has been rounded yet.
 """
 
 from __future__ import annotations
@@ -80,6 +81,16 @@ class BlockFormat(WeightFormat, Protocol):
 
     def affine(self, weight: Weight) -> Affine:
         """The weight's codes, scales and offsets; new tensors. Only for (N, K) weights."""
+        ...
+
+
+class HalvedFormat(WeightFormat, Protocol):
+    """A format with float32 scales, whose blocks can be had with scales in float16."""
+
+    halved_format: str  # whose blocks those are
+
+    def half_blocks(self, weight: Weight) -> torch.Tensor:
+        """Blocks of a GGUF format, uint8 [N, bytes]: scales rounded to float16, codes as they are."""
         ...
 
 

@@ -18,7 +18,7 @@ from firstlight.facts.checkpoint import Checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import LinearOp, MatrixKind, NestedScales
-from firstlight.quant.registry import BLOCK_FORMATS, NESTED_FORMATS, dequantize
+from firstlight.quant.registry import BLOCK_FORMATS, HALVED_FORMATS, NESTED_FORMATS, dequantize
 from firstlight.quant.weight import Weight
 
 
@@ -48,7 +48,8 @@ class StoredMatrix:
         return dequantize(self._weight)
 
     def stored(self) -> torch.Tensor:
-        return self._weight.raw
+        halved = HALVED_FORMATS.get(self._weight.format)
+        return self._weight.raw if halved is None else halved.half_blocks(self._weight)
 
     def first_rows(self, num_rows: int) -> StoredMatrix:
         outputs, inputs = self._weight.shape

@@ -52,6 +52,10 @@ def attention_op(shape: AttentionShape, row_stride: int, kv_dtype: torch.dtype) 
     return op
 
 
+# Formats with wider scales than the layout has, and what that rounds.
+HALVED = {"INT4": "(bf16 scales from 2^-17 to 65504 and fp16 ones unrounded, others by 2^-12 of themselves)"}
+
+
 class NativeBackend:
     """See `contract.Backend`."""
 
@@ -152,6 +156,10 @@ class NativeBackend:
 
 
 def _layout(weight_format: str) -> str:
+    if weight_format in HALVED:
+        return (
+            f"the file's codes, scales in fp16 {HALVED[weight_format]}; activations in 8 bits by groups of 32"
+        )
     if LAYOUTS[number_of(weight_format)].dtype is None:
         return "the file's codes and scales, unrounded; activations in 8 bits by groups of 32"
     return "the file's values, unrounded; activations in fp32"

@@ -53,6 +53,8 @@ LAYOUTS = {  # by the library's number
     7: Layout("Q6_K", 256, (2, *[*[4] * 6, 1, 1] * 8)),
 }
 NUMBERS = {layout.name: number for number, layout in LAYOUTS.items()}
+# Formats of safetensors that come in the blocks of another one, see `Matrix.stored`.
+NUMBERS |= {"INT4": NUMBERS["Q4_0"]}
 
 
 def number_of(weight_format: str) -> int:

@@ -1,0 +1,30 @@
+"""A quantised matrix from the tensors that a safetensors file stores it in: parts to blocks of one format.
+
+Called by `loading.reader` when the last part of a slice has arrived. Adding a packing is one file, one line
+here and one in `facts.packings`. Invariant: a slice gives the bytes that the same slice of the whole has, and
+nothing is rounded.
+
+Shapes: N rows and K columns of the slice, B blocks of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from firstlight.facts.tensor_facts import TensorFacts
+from firstlight.quant.pack_quantized import pack_quantized
+from firstlight.quant.parts import Parts, Window
+from firstlight.quant.weight import Weight
+
+__all__ = ["PACKINGS", "Window", "assemble"]
+
+PACKINGS: dict[str, Callable[[Parts], torch.Tensor]] = {"pack_quantized": pack_quantized}
+
+
+def assemble(facts: TensorFacts, window: Window, raw: Mapping[str, torch.Tensor]) -> Weight:
+    """The weight of a slice. `raw`: bytes of each part's elements that stand for any of it, by role."""
+    assert facts.scheme is not None, "a tensor of parts has a scheme"
+    blocks = PACKINGS[facts.scheme.packing](Parts(facts, window, raw))
+    return Weight(facts.format, window.shape, blocks.contiguous())

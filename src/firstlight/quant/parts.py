@@ -1,0 +1,97 @@
+"""The parts of one slice of a quantised matrix, with the arithmetic of which element stands for what.
+
+Used by every packing. A part may begin before the slice and end behind it, where one element stands for
+several rows or columns. Invariant: `codes` and `grid` give exactly the slice.
+
+Shapes: N rows and K columns of the slice, B blocks of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from firstlight.facts.formats import SUPPORTED
+from firstlight.facts.schemes import Scheme
+from firstlight.facts.tensor_facts import StoredPart, TensorFacts
+
+TYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+}
+
+
+@dataclass(frozen=True)
+class Window:
+    """A slice of a matrix: half-open bounds."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """See the module. `raw`: by role, uint8 [stored rows, bytes]."""
+
+    facts: TensorFacts
+    window: Window
+    raw: Mapping[str, torch.Tensor]
+
+    @property
+    def scheme(self) -> Scheme:
+        assert self.facts.scheme is not None, "a tensor of parts has a scheme"
+        return self.facts.scheme
+
+    def values(self, role: str) -> torch.Tensor:
+        """The elements that were read, in their own type, rows of the matrix first."""
+        part = self._part(role)
+        values = self.raw[role].view(TYPES[part.dtype])
+        return values.t() if part.is_transposed else values
+
+    def grid(self, role: str, step: int) -> torch.Tensor:
+        """The element that stands for each row and for every `step`-th column [N, K / step]."""
+        part = self._part(role)
+        rows = _index(self.window.rows, part.rows_each, 1)
+        columns = _index(self.window.columns, part.columns_each, step)
+        return self.values(role).index_select(0, rows).index_select(1, columns)
+
+    def block_grid(self, role: str) -> torch.Tensor:
+        """One element a block, as float32 [N, B]."""
+        return self.grid(role, SUPPORTED[self.facts.format].block_values).float()
+
+    def cut(self, values: torch.Tensor, role: str) -> torch.Tensor:
+        """Of values that each stand for one row and column, made of all elements of `role`, the slice."""
+        part = self._part(role)
+        first_row, first_column = (
+            bounds[0] % each
+            for bounds, each in (
+                (self.window.rows, part.rows_each),
+                (self.window.columns, part.columns_each),
+            )
+        )
+        rows, columns = self.window.shape
+        return values[first_row : first_row + rows, first_column : first_column + columns]
+
+    def _part(self, role: str) -> StoredPart:
+        return next(part for part in self.facts.parts if part.role == role)
+
+
+def _index(bounds: tuple[int, int], each: int, step: int) -> torch.Tensor:
+    return torch.arange(*bounds, step) // each - bounds[0] // each
+
+
+def nibbles(words: torch.Tensor) -> torch.Tensor:
+    """The 4-bit codes of each word of a row, the lowest bits first: uint8 [rows, codes]."""
+    packed = words.contiguous().view(torch.uint8)
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(1)
