@@ -98,10 +98,170 @@ def compressed(kind: str, weights: Mapping[str, Any], **group: Any) -> dict[str,
     }
 
 
+E4M3_MAX = 448.0
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def _scaled(values: torch.Tensor, block: tuple[int, int], largest: float) -> Any:
+    """The scale of each block of rows and columns, and of each value (float32)."""
+    rows, columns = values.shape
+    padded = torch.nn.functional.pad(values, (0, -columns % block[1], 0, -rows % block[0]))
+    blocks = padded.unflatten(0, (-1, block[0])).unflatten(2, (-1, block[1]))
+    scales = blocks.abs().amax((1, 3)) / largest
+    each = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    return scales, each[:rows, :columns]
+
+
+def _fp8(block: tuple[int, int] | None, name: str, config: Mapping[str, Any]) -> Recipe:
+    """`block`: None for one scale; (1, 0) for one of each row."""
+
+    def store(values: torch.Tensor) -> Stored:
+        size = values.shape if block is None else (block[0], block[1] or values.shape[1])
+        scales, each = _scaled(values, (size[0], size[1]), E4M3_MAX)
+        codes = (values / each).to(torch.float8_e4m3fn)
+        tensors = {"weight": codes, name: scales if block is not None else scales.reshape(())}
+        if block is None:
+            tensors["input_scale"] = torch.tensor(1.0)
+        return tensors, codes.float() * each
+
+    return Recipe("FP8", store, config)
+
+
+def _int8() -> Recipe:
+    def store(values: torch.Tensor) -> Stored:
+        scales = (values.abs().amax(1, keepdim=True) / 127).to(torch.bfloat16)
+        codes = (values / scales.float()).round().clamp(-128, 127).to(torch.int8)
+        return {"weight": codes, "weight_scale": scales}, codes.float() * scales.float()
+
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    tokens = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    return Recipe("INT8", store, compressed("int-quantized", weights, input_activations=tokens))
+
+
+# Which of 8 neighbouring outputs lies at each place of a word, from its lowest bits on.
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def _awq(*, zero_point: bool = True) -> Recipe:
+    def store(values: torch.Tensor) -> Stored:
+        made = four_bits(values, 64, symmetric=not zero_point, dtype=torch.float16)
+        codes, scales, zeros, exact = made
+
+        def along_outputs(numbers: torch.Tensor) -> torch.Tensor:
+            ordered = numbers.t().unflatten(1, (-1, 8))[..., list(AWQ_ORDER)].flatten(1)
+            return words_of(ordered)
+
+        tensors = {"qweight": along_outputs(codes), "scales": scales.t().contiguous()}
+        if zero_point:
+            tensors["qzeros"] = along_outputs(zeros)
+        return tensors, exact
+
+    config = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": zero_point}
+    return Recipe("INT4_ZERO" if zero_point else "INT4", store, config)
+
+
+def _gptq(*, symmetric: bool, version: int = 1) -> Recipe:
+    def store(values: torch.Tensor) -> Stored:
+        made = four_bits(values, 128, symmetric=symmetric, dtype=torch.float16)
+        codes, scales, zeros, exact = made
+        if version == 1:
+            zeros = zeros.clamp(min=1)
+            groups = (codes.unflatten(1, (-1, 128)) - zeros[..., None]) * scales.float()[..., None]
+            exact = groups.flatten(1)
+        tensors = {
+            "qweight": words_of(codes).t().contiguous(),
+            "scales": scales.t().contiguous(),
+            "qzeros": words_of(zeros.t() - (version == 1)),
+            "g_idx": torch.arange(values.shape[1], dtype=torch.int32) // 128,
+        }
+        return tensors, exact
+
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": symmetric}
+    config["checkpoint_format"] = "gptq" if version == 1 else "gptq_v2"
+    return Recipe("INT4" if symmetric else "INT4_ZERO", store, config)
+
+
+def _small_floats(values: torch.Tensor, each: torch.Tensor) -> Any:
+    """The nearest e2m1 codes of values over their scales: packed in pairs, and what they are."""
+    sizes = (values / each).abs()
+    codes = (sizes[..., None] - E2M1).abs().argmin(-1)
+    meant = E2M1[codes].copysign(values)
+    codes = codes + 8 * (values < 0)
+    meant = torch.where(codes == 8, -0.0, meant)
+    return (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8), meant
+
+
+def _nvfp4(*, modelopt: bool) -> Recipe:
+    def store(values: torch.Tensor) -> Stored:
+        largest = values.abs().amax()
+        whole = (largest / (6 * E4M3_MAX)).reshape(1)
+        scales = (_scaled(values, (1, 16), 6.0)[0] / whole).to(torch.float8_e4m3fn)
+        if modelopt:
+            each = scales.float() * whole
+            names = {"weight_scale": scales, "weight_scale_2": whole.reshape(())}
+        else:
+            each = scales.float() / (1 / whole)
+            names = {"weight_scale": scales, "weight_global_scale": 1 / whole}
+        spread = each.repeat_interleave(16, 1)
+        packed, meant = _small_floats(values, spread)
+        return {"weight" if modelopt else "weight_packed": packed, **names}, meant * spread
+
+    weights = {
+        "num_bits": 4,
+        "type": "float",
+        "strategy": "tensor_group",
+        "group_size": 16,
+        "symmetric": True,
+    }
+    config = compressed("nvfp4-pack-quantized", weights)
+    if modelopt:
+        config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+    return Recipe("FP4", store, config)
+
+
+def _mxfp4() -> Recipe:
+    def store(values: torch.Tensor) -> Stored:
+        exponents = torch.log2(_scaled(values, (1, 32), 6.0)[0]).ceil().clamp(-127, 127)
+        spread = torch.exp2(exponents).repeat_interleave(32, 1)
+        packed, meant = _small_floats(values, spread)
+        stored = (exponents + 127).to(torch.uint8)
+        return {"weight_packed": packed, "weight_scale": stored}, meant * spread
+
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+    return Recipe("FP4", store, compressed("mxfp4-pack-quantized", weights))
+
+
+def _float8(strategy: str, **more: Any) -> dict[str, Any]:
+    return compressed("float-quantized", {"num_bits": 8, "type": "float", "strategy": strategy, **more})
+
+
+BLOCK = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
 RECIPES: dict[str, Recipe] = {
     "int4 group 32": _pack_quantized(32),
     "int4 group 128": _pack_quantized(128),
     "int4 channel": _pack_quantized(0),
+    "int4 group 32 asymmetric": _pack_quantized(32, symmetric=False),
+    "int4 group 128 asymmetric": _pack_quantized(128, symmetric=False),
+    "fp8 tensor": _fp8(None, "weight_scale", {"quant_method": "fp8", "activation_scheme": "static"}),
+    "fp8 channel": _fp8((1, 0), "weight_scale", _float8("channel")),
+    "fp8 block": _fp8((128, 128), "weight_scale_inv", BLOCK),
+    "fp8 block of compressed-tensors": _fp8(
+        (128, 128), "weight_scale", _float8("block", block_structure=[128, 128])
+    ),
+    "awq": _awq(),
+    "awq without zero points": _awq(zero_point=False),
+    "gptq": _gptq(symmetric=True),
+    "gptq asymmetric": _gptq(symmetric=False),
+    "gptq 2": _gptq(symmetric=False, version=2),
+    "int8": _int8(),
+    "nvfp4": _nvfp4(modelopt=False),
+    "nvfp4 of modelopt": _nvfp4(modelopt=True),
+    "mxfp4": _mxfp4(),
 }
 
 

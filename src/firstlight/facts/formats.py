@@ -46,6 +46,10 @@ SUPPORTED: dict[str, BlockGeometry] = {
         BlockGeometry("Q6_K", 256, 210),
         # What the tensors of a quantised safetensors matrix are put together to; see `quant.packings`.
         BlockGeometry("INT4", 32, 20),
+        BlockGeometry("INT4_ZERO", 32, 24),
+        BlockGeometry("INT8", 32, 36),
+        BlockGeometry("FP8", 32, 36),
+        BlockGeometry("FP4", 16, 12),
     )
 }
 

@@ -13,8 +13,9 @@ from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.fields import read_json_object
 from firstlight.facts.formats import SUPPORTED
 from firstlight.facts.hf_config import describe_hf
+from firstlight.facts.joining import join_parts
 from firstlight.facts.names import is_ignorable
-from firstlight.facts.packings import StoredTensor, join_parts
+from firstlight.facts.packings import StoredTensor
 from firstlight.facts.quantization import Quantization, read_quantization
 from firstlight.facts.remedies import DOWNLOAD_AGAIN, GIVE_MODEL
 from firstlight.facts.safetensors_header import read_safetensors_header

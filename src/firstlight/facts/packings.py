@@ -1,7 +1,7 @@
 """Which stored tensors make up a quantised matrix: found by their names, checked by types and shapes.
 
-Called by `hf_checkpoint` once all headers are read. Invariant: the parts of a `TensorFacts` have the sizes
-that its shape demands, so that a reader may slice them without looking again.
+Called by `joining`. Invariant: the parts that come back have the sizes that the matrix's shape demands, so
+that a reader may slice them without looking again.
 
 Shapes: N rows (outputs), K columns (inputs) of the matrix.
 """
@@ -14,23 +14,11 @@ from dataclasses import dataclass
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.formats import SUPPORTED
-from firstlight.facts.quantization import Quantization
 from firstlight.facts.remedies import DOWNLOAD_AGAIN
 from firstlight.facts.safetensors_header import SafetensorsEntry
 from firstlight.facts.schemes import Scheme
-from firstlight.facts.tensor_facts import StoredPart, TensorFacts
+from firstlight.facts.tensor_facts import StoredPart
 
-# A module with one of these, or with a `weight` of one of these types, is quantised.
-_CODES = ("weight_packed", "qweight")
-_CODE_TYPES = ("F8_E4M3", "I8", "U8")
-# What such a module may have beside its codes.
-_COMPANIONS = (
-    *("weight", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale"),
-    *("weight_zero_point", "weight_shape", "weight_g_idx", "scales", "qzeros", "g_idx"),
-    *("input_scale", "input_global_scale", "input_zero_point"),
-)
-# Scales of a quantised KV cache: keys and values are held as `--kv-dtype` says.
-_OF_KV = ("k_scale", "v_scale", "q_scale")
 _FLOATS = ("F32", "F16", "BF16")
 
 
@@ -52,6 +40,17 @@ class Module:
     scheme: Scheme
     tensors: Mapping[str, StoredTensor]
 
+    def tensor(self, name: str) -> StoredTensor:
+        """The tensor of this name. Raises `ModelFileError` where there is none."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise ModelFileError(
+                f"the tensor {self.stored_name}.{name} is missing, which a weight stored as "
+                f"{self.scheme.words} needs.",
+                "Download the model again.",
+            )
+        return tensor
+
     def part(
         self,
         name: str,
@@ -63,13 +62,7 @@ class Module:
         is_transposed: bool = False,
     ) -> StoredPart:
         """A part of this shape and one of these types. Raises `ModelFileError` or `UnsupportedError`."""
-        tensor = self.tensors.get(name)
-        if tensor is None:
-            raise ModelFileError(
-                f"the tensor {self.stored_name}.{name} is missing, which a weight stored as "
-                f"{self.scheme.words} needs.",
-                "Download the model again.",
-            )
+        tensor = self.tensor(name)
         entry = tensor.entry
         if entry.dtype not in dtypes:
             raise UnsupportedError(
@@ -92,8 +85,8 @@ class Module:
 
     def matrix_shape(self, name: str, per_word: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of the codes, each times the codes that one stored element holds that way."""
-        tensor = self.tensors[name]
-        if len(tensor.entry.shape) != 2:
+        tensor = self.tensor(name)
+        if len(tensor.entry.shape) != 2 or 0 in tensor.entry.shape:
             raise self.wrong_shape(tensor, "rows and columns")
         return tensor.entry.shape[0] * per_word[0], tensor.entry.shape[1] * per_word[1]
 
@@ -127,48 +120,85 @@ def _pack_quantized(module: Module) -> Parts:
     return (rows, columns), tuple(parts)
 
 
-PACKINGS: dict[str, Callable[[Module], Parts]] = {"pack_quantized": _pack_quantized}
+def _one_byte(module: Module, dtype: str) -> Parts:
+    """Codes as they are; scales of the matrix, of rows, of groups or of blocks, as their shape says."""
+    rows, columns = shape = module.matrix_shape("weight", (1, 1))
+    groups = module.num_groups(columns)
+    codes = module.part("weight", "codes", shape, dtypes=(dtype,))
+    name = "weight_scale_inv" if "weight_scale_inv" in module.tensors else "weight_scale"
+    found = module.tensors[name].entry.shape if name in module.tensors else ()
+    each = (1, columns // groups)
+    if module.scheme.block is not None:
+        each = module.scheme.block
+    elif math.prod(found) == 1:
+        each = (rows, columns)
+    grid = (-(-rows // each[0]), -(-columns // each[1]))
+    return shape, (codes, module.part(name, "scales", grid, each))
 
 
-def join_parts(
-    stored: Mapping[str, StoredTensor], quantization: Quantization | None
-) -> tuple[list[TensorFacts], set[str]]:
-    """The matrices that are stored in several tensors, and the names of the tensors that are used up so.
+def _awq(module: Module) -> Parts:
+    """Transposed; int32 words of 8 outputs."""
+    columns, rows = module.matrix_shape("qweight", (1, 8))
+    groups = module.num_groups(columns)
+    size, words = columns // groups, rows // 8
 
-    Raises `UnsupportedError` with module and scheme for one that cannot be read.
-    """
-    modules: dict[str, dict[str, StoredTensor]] = {}
-    for name, tensor in stored.items():
-        module, _, word = name.rpartition(".")
-        if word in _CODES or (word == "weight" and tensor.entry.dtype in _CODE_TYPES):
-            modules[module] = {}
-    used = {name for name in stored if name.rpartition(".")[2] in _OF_KV}
-    for name, tensor in stored.items():
-        module, _, word = name.rpartition(".")
-        if module in modules and word in (*_CODES, *_COMPANIONS):
-            modules[module][word] = tensor
-            used.add(name)
-    return [_joined(name, tensors, quantization) for name, tensors in modules.items()], used
+    def part(name: str, role: str, shape: tuple[int, int], each: tuple[int, int]) -> StoredPart:
+        dtypes = _FLOATS if role == "scales" else ("I32",)
+        return module.part(name, role, shape, each, dtypes=dtypes, is_transposed=True)
+
+    parts = [
+        part("qweight", "codes", (columns, words), (8, 1)),
+        part("scales", "scales", (groups, rows), (1, size)),
+    ]
+    if not module.scheme.symmetric:
+        parts.append(part("qzeros", "zeros", (groups, words), (8, size)))
+    return (rows, columns), tuple(parts)
 
 
-def _joined(name: str, tensors: Mapping[str, StoredTensor], quantization: Quantization | None) -> TensorFacts:
-    first = next(iter(tensors.values()))
-    if quantization is None:
-        raise UnsupportedError(
-            f"{first.path}: the tensor {first.entry.name} has the type {first.entry.dtype}, and config.json "
-            "has no quantization_config that says what it means.",
-            "Download config.json again, or use safetensors in bf16, fp16 or fp32, or a GGUF file.",
-        )
-    stored_name = first.entry.name.rpartition(".")[0]
-    module = Module(name, stored_name, quantization.scheme_of(name, stored_name), tensors)
-    shape, parts = PACKINGS[module.scheme.packing](module)
-    return TensorFacts(
-        f"{name}.weight",
-        module.scheme.format,
-        shape,
-        parts[0].path,
-        parts[0].offset,
-        sum(part.nbytes for part in parts),
-        parts=parts,
-        scheme=module.scheme,
+def _gptq(module: Module) -> Parts:
+    """Transposed; words of 8 inputs, zero points in words of 8 outputs, perhaps the group of each input."""
+    columns, rows = module.matrix_shape("qweight", (8, 1))
+    groups = module.num_groups(columns)
+    size = columns // groups
+
+    def part(name: str, role: str, shape: tuple[int, int], each: tuple[int, int]) -> StoredPart:
+        dtypes = _FLOATS if role == "scales" else ("I32",)
+        return module.part(name, role, shape, each, dtypes=dtypes, is_transposed=True)
+
+    parts = [
+        part("qweight", "codes", (columns // 8, rows), (1, 8)),
+        part("scales", "scales", (groups, rows), (1, size)),
+        part("qzeros", "zeros", (groups, -(-rows // 8)), (8, size)),
+    ]
+    if "g_idx" in module.tensors:
+        parts.append(part("g_idx", "order", (columns, 1), (rows, 1)))
+    return (rows, columns), tuple(parts)
+
+
+def _nvfp4(module: Module) -> Parts:
+    """Two codes to a byte, a scale in e4m3 for 16 inputs, and one for the matrix."""
+    names = (
+        ("weight_packed", "weight_global_scale") if module.scheme.divides else ("weight", "weight_scale_2")
     )
+    shape, parts = _two_to_a_byte(module, names[0], "F8_E4M3")
+    return shape, (*parts, module.part(names[1], "whole", (1, 1), shape))
+
+
+def _two_to_a_byte(module: Module, name: str, scale_dtype: str) -> Parts:
+    rows, columns = module.matrix_shape(name, (1, 2))
+    groups = module.num_groups(columns)
+    codes = module.part(name, "codes", (rows, columns // 2), (1, 2), dtypes=("U8",))
+    each = (1, columns // groups)
+    scales = module.part("weight_scale", "scales", (rows, groups), each, dtypes=(scale_dtype,))
+    return (rows, columns), (codes, scales)
+
+
+PACKINGS: dict[str, Callable[[Module], Parts]] = {
+    "pack_quantized": _pack_quantized,
+    "fp8": lambda module: _one_byte(module, "F8_E4M3"),
+    "awq": _awq,
+    "gptq": _gptq,
+    "int8": lambda module: _one_byte(module, "I8"),
+    "nvfp4": _nvfp4,
+    "mxfp4": lambda module: _two_to_a_byte(module, "weight_packed", "U8"),
+}

@@ -56,7 +56,8 @@ class Quantization:
             )
         if isinstance(scheme, Unreadable):
             raise UnsupportedError(
-                f"{self.where}: the weight of {stored_name} is stored as {scheme.words}, which cannot be read.",
+                f"{self.where}: the weight of {stored_name} is stored as {scheme.words}, which cannot be "
+                "read.",
                 scheme.remedy,
             )
         return scheme

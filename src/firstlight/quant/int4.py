@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import torch
 
+from firstlight.base.errors import UnsupportedError
 from firstlight.facts.formats import SUPPORTED, BlockGeometry
 from firstlight.quant.blocks import blocks_of, row_pieces, write_nibbles
 from firstlight.quant.weight import Affine, Weight
+
+LARGEST_HALF = 65504.0
 
 
 class Int4:
@@ -44,13 +47,22 @@ class Int4:
     def half_blocks(self, weight: Weight) -> torch.Tensor:
         """The blocks of Q4_0: scales rounded to float16, codes as they are."""
         blocks = blocks_of(weight, self.geometry)
-        halves = float_at(blocks, 0).half()[..., None].view(torch.uint8)
-        return torch.cat((halves, blocks[..., 4:]), -1).flatten(1)
+        return torch.cat((as_half(float_at(blocks, 0)), blocks[..., 4:]), -1).flatten(1)
 
 
 def float_at(blocks: torch.Tensor, start: int) -> torch.Tensor:
     """The float32 at byte `start` of each block [N, B]."""
     return blocks[..., start : start + 4].contiguous().view(torch.float32).squeeze(-1)
+
+
+def as_half(numbers_NB: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+    """The bytes of float16 numbers [N, B, 2]. Raises `UnsupportedError` for one that is too large."""
+    if float(numbers_NB.abs().max()) > LARGEST_HALF:
+        raise UnsupportedError(
+            f"the scale of a weight is larger than float16 can hold ({LARGEST_HALF:.0f})",
+            "Serve this model with --dtype float32.",
+        )
+    return numbers_NB.half()[..., None].view(torch.uint8)
 
 
 def int4_blocks(codes_NK: torch.Tensor, *numbers_NB: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shapes

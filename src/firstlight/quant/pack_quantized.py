@@ -18,12 +18,5 @@ def pack_quantized(parts: Parts) -> torch.Tensor:
     scales = parts.block_grid("scales")
     if parts.scheme.symmetric:
         return int4_blocks(codes, scales)
-    return int4_blocks(codes, scales, zeros_along_rows(parts))
-
-
-def zeros_along_rows(parts: Parts) -> torch.Tensor:
-    """Zero points from 0 to 15 for each block [N, B], out of words of 8 rows."""
-    words = parts.grid("zeros", 32)
-    first = parts.window.rows[0]
-    shifts = 4 * ((torch.arange(len(words)) + first) % 8)
-    return words >> shifts[:, None] & 15
+    zeros_NG = nibbles(parts.values("zeros").t()).t()  # noqa: N806 - shape suffix
+    return int4_blocks(codes, scales, parts.spread(zeros_NG, "zeros", 32))

@@ -14,13 +14,25 @@ from collections.abc import Callable, Mapping
 import torch
 
 from firstlight.facts.tensor_facts import TensorFacts
+from firstlight.quant.awq import awq
+from firstlight.quant.four_bit_floats import mxfp4, nvfp4
+from firstlight.quant.gptq import gptq
+from firstlight.quant.one_byte import fp8, int8
 from firstlight.quant.pack_quantized import pack_quantized
 from firstlight.quant.parts import Parts, Window
 from firstlight.quant.weight import Weight
 
 __all__ = ["PACKINGS", "Window", "assemble"]
 
-PACKINGS: dict[str, Callable[[Parts], torch.Tensor]] = {"pack_quantized": pack_quantized}
+PACKINGS: dict[str, Callable[[Parts], torch.Tensor]] = {
+    "pack_quantized": pack_quantized,
+    "fp8": fp8,
+    "awq": awq,
+    "gptq": gptq,
+    "int8": int8,
+    "nvfp4": nvfp4,
+    "mxfp4": mxfp4,
+}
 
 
 def assemble(facts: TensorFacts, window: Window, raw: Mapping[str, torch.Tensor]) -> Weight:

@@ -59,12 +59,23 @@ class Parts:
         values = self.raw[role].view(TYPES[part.dtype])
         return values.t() if part.is_transposed else values
 
+    def has(self, role: str) -> bool:
+        """Whether there is such a part."""
+        return role in self.raw
+
     def grid(self, role: str, step: int) -> torch.Tensor:
         """The element that stands for each row and for every `step`-th column [N, K / step]."""
         part = self._part(role)
         rows = _index(self.window.rows, part.rows_each, 1)
         columns = _index(self.window.columns, part.columns_each, step)
         return self.values(role).index_select(0, rows).index_select(1, columns)
+
+    def spread(self, values: torch.Tensor, role: str, step: int) -> torch.Tensor:
+        """The same of values that were unpacked from a part's words of 8 rows: each stands for one row."""
+        part = self._part(role)
+        first = self.window.rows[0] % part.rows_each
+        columns = _index(self.window.columns, part.columns_each, step)
+        return values[first : first + self.window.shape[0]].index_select(1, columns)
 
     def block_grid(self, role: str) -> torch.Tensor:
         """One element a block, as float32 [N, B]."""

@@ -84,10 +84,10 @@ class BlockFormat(WeightFormat, Protocol):
         ...
 
 
-class HalvedFormat(WeightFormat, Protocol):
+class HalvedFormat(BlockFormat, Protocol):
     """A format with float32 scales, whose blocks can be had with scales in float16."""
 
-    halved_format: str  # whose blocks those are
+    halved_format: str | None  # whose blocks those are
 
     def half_blocks(self, weight: Weight) -> torch.Tensor:
         """Blocks of a GGUF format, uint8 [N, bytes]: scales rounded to float16, codes as they are."""

@@ -18,7 +18,7 @@ from firstlight.facts.checkpoint import Checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import LinearOp, MatrixKind, NestedScales
-from firstlight.quant.registry import BLOCK_FORMATS, HALVED_FORMATS, NESTED_FORMATS, dequantize
+from firstlight.quant.registry import AFFINE_FORMATS, HALVED_FORMATS, NESTED_FORMATS, dequantize
 from firstlight.quant.weight import Weight
 
 
@@ -57,7 +57,7 @@ class StoredMatrix:
         return StoredMatrix(Weight(self._weight.format, (min(outputs, num_rows), inputs), raw))
 
     def affine(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        blocks = BLOCK_FORMATS.get(self._weight.format)
+        blocks = AFFINE_FORMATS.get(self._weight.format)
         if blocks is None:
             return None
         affine = blocks.affine(self._weight)

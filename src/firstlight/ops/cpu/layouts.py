@@ -149,7 +149,7 @@ def allowed(weight_format: str, shape: tuple[int, ...]) -> list[str]:
         names.append("fp16")
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         names.append("bf16")
-    four_bit = weight_format in ("Q4_0", "Q4_1", "INT4")
+    four_bit = weight_format in ("Q4_0", "Q4_1", "INT4", "INT4_ZERO")
     if four_bit and shape[0] % INT4_OUTPUT_MULTIPLE == 0 and shape[1] % GROUP == 0:
         names.append("int4")
     return names

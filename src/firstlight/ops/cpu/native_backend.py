@@ -52,8 +52,16 @@ def attention_op(shape: AttentionShape, row_stride: int, kv_dtype: torch.dtype) 
     return op
 
 
-# Formats with wider scales than the layout has, and what that rounds.
-HALVED = {"INT4": "(bf16 scales from 2^-17 to 65504 and fp16 ones unrounded, others by 2^-12 of themselves)"}
+# Formats whose layout does not say all by itself: what it is, and what it rounds.
+_EXACT = "exact for bf16 scales from 2^-17 on and for fp16 ones, others rounded by up to 2^-12"
+_CODES = "activations in 8 bits by groups of 32"
+LAYOUT_WORDS = {
+    "INT4": f"4-bit codes with fp16 scales of 32 ({_EXACT}), 4.5 bits a value; {_CODES}",
+    "INT4_ZERO": f"4-bit codes with fp16 scales and zero points of 32 ({_EXACT}), 5 bits a value; {_CODES}",
+    "INT8": f"8-bit codes with fp16 scales of 32 ({_EXACT}), 8.5 bits a value; {_CODES}",
+    "FP8": "e4m3 codes with fp32 scales of 32, 9 bits a value, unrounded; activations in fp32",
+    "FP4": "e2m1 codes with fp32 scales of 16, 6 bits a value, unrounded; activations in fp32",
+}
 
 
 class NativeBackend:
@@ -156,10 +164,8 @@ class NativeBackend:
 
 
 def _layout(weight_format: str) -> str:
-    if weight_format in HALVED:
-        return (
-            f"the file's codes, scales in fp16 {HALVED[weight_format]}; activations in 8 bits by groups of 32"
-        )
+    if weight_format in LAYOUT_WORDS:
+        return LAYOUT_WORDS[weight_format]
     if LAYOUTS[number_of(weight_format)].dtype is None:
         return "the file's codes and scales, unrounded; activations in 8 bits by groups of 32"
     return "the file's values, unrounded; activations in fp32"
