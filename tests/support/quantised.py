@@ -171,7 +171,7 @@ def _gptq(*, symmetric: bool, version: int = 1) -> Recipe:
         tensors = {
             "qweight": words_of(codes).t().contiguous(),
             "scales": scales.t().contiguous(),
-            "qzeros": words_of(zeros.t() - (version == 1)),
+            "qzeros": words_of(zeros.t() - int(version == 1)),
             "g_idx": torch.arange(values.shape[1], dtype=torch.int32) // 128,
         }
         return tensors, exact
@@ -181,7 +181,7 @@ def _gptq(*, symmetric: bool, version: int = 1) -> Recipe:
     return Recipe("INT4" if symmetric else "INT4_ZERO", store, config)
 
 
-def _small_floats(values: torch.Tensor, each: torch.Tensor) -> Any:
+def small_floats(values: torch.Tensor, each: torch.Tensor) -> Any:
     """The nearest e2m1 codes of values over their scales: packed in pairs, and what they are."""
     sizes = (values / each).abs()
     codes = (sizes[..., None] - E2M1).abs().argmin(-1)
@@ -203,7 +203,7 @@ def _nvfp4(*, modelopt: bool) -> Recipe:
             each = scales.float() / (1 / whole)
             names = {"weight_scale": scales, "weight_global_scale": 1 / whole}
         spread = each.repeat_interleave(16, 1)
-        packed, meant = _small_floats(values, spread)
+        packed, meant = small_floats(values, spread)
         return {"weight" if modelopt else "weight_packed": packed, **names}, meant * spread
 
     weights = {
@@ -223,7 +223,7 @@ def _mxfp4() -> Recipe:
     def store(values: torch.Tensor) -> Stored:
         exponents = torch.log2(_scaled(values, (1, 32), 6.0)[0]).ceil().clamp(-127, 127)
         spread = torch.exp2(exponents).repeat_interleave(32, 1)
-        packed, meant = _small_floats(values, spread)
+        packed, meant = small_floats(values, spread)
         stored = (exponents + 127).to(torch.uint8)
         return {"weight_packed": packed, "weight_scale": stored}, meant * spread
 

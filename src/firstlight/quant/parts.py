@@ -104,5 +104,5 @@ def _index(bounds: tuple[int, int], each: int, step: int) -> torch.Tensor:
 
 def nibbles(words: torch.Tensor) -> torch.Tensor:
     """The 4-bit codes of each word of a row, the lowest bits first: uint8 [rows, codes]."""
-    packed = words.contiguous().view(torch.uint8)
+    packed = words.contiguous().view(-1).view(torch.uint8).view(len(words), -1)
     return torch.stack((packed & 15, packed >> 4), -1).flatten(1)
