@@ -48,7 +48,7 @@ def join_parts(
 
 
 def _joined(name: str, tensors: Mapping[str, StoredTensor], quantization: Quantization | None) -> TensorFacts:
-    first = next(iter(tensors.values()))
+    first = next(tensors[word] for word in (*_CODES, "weight") if word in tensors)
     if quantization is None:
         raise UnsupportedError(
             f"{first.path}: the tensor {first.entry.name} has the type {first.entry.dtype}, and config.json "
