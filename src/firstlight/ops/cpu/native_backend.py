@@ -53,7 +53,7 @@ def attention_op(shape: AttentionShape, row_stride: int, kv_dtype: torch.dtype) 
 
 
 # Formats whose layout does not say all by itself: what it is, and what it rounds.
-_EXACT = "exact for bf16 scales from 2^-17 on and for fp16 ones, others rounded by up to 2^-12"
+_EXACT = "exact for bf16 scales from 2^-17 on and for fp16 ones, others rounded by up to 2^-11"
 _CODES = "activations in 8 bits by groups of 32"
 LAYOUT_WORDS = {
     "INT4": f"4-bit codes with fp16 scales of 32 ({_EXACT}), 4.5 bits a value; {_CODES}",
