@@ -12,10 +12,9 @@ from firstlight import LLM, SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.ops.cpu import packed
-from support.serving import byte_tokenizer
 from support.engines import Harness
 from support.quantised import RECIPES, description, write_quantised
-from support.serving import write_tokenizer
+from support.serving import byte_tokenizer, write_tokenizer
 from support.thread_ranks import ThreadRanks
 
 NUM_TOKENS = 40

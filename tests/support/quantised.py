@@ -61,11 +61,27 @@ def four_bits(values: torch.Tensor, group: int, *, symmetric: bool, dtype: torch
     return codes.flatten(1).to(torch.int64), scales, zeros, exact.flatten(1)
 
 
-def _pack_quantized(group: int, *, symmetric: bool = True) -> Recipe:
+def _shuffled(values: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns in an order that differs between matrices of different heights, and the group of each."""
+    columns = values.shape[1]
+    order = torch.randperm(columns, generator=torch.Generator().manual_seed(len(values)))
+    groups = torch.empty(columns, dtype=torch.int32)
+    groups[order] = torch.arange(columns, dtype=torch.int32) // group
+    return order, groups
+
+
+def _pack_quantized(group: int, *, symmetric: bool = True, shuffled: bool = False) -> Recipe:
     def store(values: torch.Tensor) -> Stored:
+        if not shuffled:
+            return in_place(values)
+        order, groups = _shuffled(values, group)
+        tensors, exact = in_place(values[:, order], order.argsort())
+        return tensors | {"weight_g_idx": groups}, exact[:, order.argsort()]
+
+    def in_place(values: torch.Tensor, back: torch.Tensor | slice = slice(None)) -> Stored:
         codes, scales, zeros, exact = four_bits(values, group, symmetric=symmetric, dtype=torch.bfloat16)
         tensors = {
-            "weight_packed": words_of(codes),
+            "weight_packed": words_of(codes[:, back]),
             "weight_scale": scales,
             "weight_shape": torch.tensor(values.shape),
         }
@@ -80,7 +96,7 @@ def _pack_quantized(group: int, *, symmetric: bool = True) -> Recipe:
         "symmetric": symmetric,
         "strategy": "group" if group else "channel",
         "group_size": group or None,
-        "actorder": None,
+        "actorder": "group" if shuffled else None,
         "dynamic": False,
     }
     return Recipe("INT4" if symmetric else "INT4_ZERO", store, compressed("pack-quantized", weights))
@@ -160,8 +176,20 @@ def _awq(*, zero_point: bool = True) -> Recipe:
     return Recipe("INT4_ZERO" if zero_point else "INT4", store, config)
 
 
-def _gptq(*, symmetric: bool, version: int = 1) -> Recipe:
+def _gptq(*, symmetric: bool, version: int = 1, shuffled: bool = False) -> Recipe:
+    """`shuffled`: desc_act; which columns share a group differs between matrices of different widths."""
+
     def store(values: torch.Tensor) -> Stored:
+        order = torch.arange(values.shape[1])
+        groups = (order // 128).to(torch.int32)
+        if shuffled:
+            order, groups = _shuffled(values, 128)
+        tensors, exact = in_place(values[:, order])
+        tensors["g_idx"], back = groups, order.argsort()
+        tensors["qweight"] = words_of(tensors.pop("codes")[:, back]).t().contiguous()
+        return tensors, exact[:, back]
+
+    def in_place(values: torch.Tensor) -> Stored:
         made = four_bits(values, 128, symmetric=symmetric, dtype=torch.float16)
         codes, scales, zeros, exact = made
         if version == 1:
@@ -169,14 +197,13 @@ def _gptq(*, symmetric: bool, version: int = 1) -> Recipe:
             groups = (codes.unflatten(1, (-1, 128)) - zeros[..., None]) * scales.float()[..., None]
             exact = groups.flatten(1)
         tensors = {
-            "qweight": words_of(codes).t().contiguous(),
+            "codes": codes,
             "scales": scales.t().contiguous(),
             "qzeros": words_of(zeros.t() - int(version == 1)),
-            "g_idx": torch.arange(values.shape[1], dtype=torch.int32) // 128,
         }
         return tensors, exact
 
-    config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": symmetric}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": shuffled, "sym": symmetric}
     config["checkpoint_format"] = "gptq" if version == 1 else "gptq_v2"
     return Recipe("INT4" if symmetric else "INT4_ZERO", store, config)
 
@@ -247,6 +274,7 @@ RECIPES: dict[str, Recipe] = {
     "int4 channel": _pack_quantized(0),
     "int4 group 32 asymmetric": _pack_quantized(32, symmetric=False),
     "int4 group 128 asymmetric": _pack_quantized(128, symmetric=False),
+    "int4 group 64 actorder": _pack_quantized(64, symmetric=False, shuffled=True),
     "fp8 tensor": _fp8(None, "weight_scale", {"quant_method": "fp8", "activation_scheme": "static"}),
     "fp8 channel": _fp8((1, 0), "weight_scale", _float8("channel")),
     "fp8 block": _fp8((128, 128), "weight_scale_inv", BLOCK),
@@ -258,6 +286,7 @@ RECIPES: dict[str, Recipe] = {
     "gptq": _gptq(symmetric=True),
     "gptq asymmetric": _gptq(symmetric=False),
     "gptq 2": _gptq(symmetric=False, version=2),
+    "gptq desc_act": _gptq(symmetric=False, shuffled=True),
     "int8": _int8(),
     "nvfp4": _nvfp4(modelopt=False),
     "nvfp4 of modelopt": _nvfp4(modelopt=True),

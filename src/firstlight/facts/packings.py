@@ -117,6 +117,8 @@ def _pack_quantized(module: Module) -> Parts:
     if not module.scheme.symmetric:
         words = -(-rows // 8)
         parts.append(module.part("weight_zero_point", "zeros", (words, groups), (8, size), dtypes=("I32",)))
+    if "weight_g_idx" in module.tensors:
+        parts.append(module.part("weight_g_idx", "order", (1, columns), (rows, 1), dtypes=("I32",)))
     return (rows, columns), tuple(parts)
 
 

@@ -123,9 +123,8 @@ def _of_group(kind: str, weights: Fields) -> AnyScheme:
     grouping = f"group {size}" if "group" in strategy else strategy
     sign = "symmetric" if symmetric else "asymmetric"
     words = f"compressed-tensors {kind} {number}{bits} {grouping} {sign}"
-    order = weights.values.get("actorder")
-    if order not in (None, "weight", "static", False):
-        return Unreadable(f"{words} with columns in another order (actorder {order})", READABLE)
+    if weights.values.get("actorder") in ("group", "dynamic", True):
+        words += " with columns in another order (actorder)"
     group_size = size if "group" in strategy else 0
     if kind == "pack-quantized" and (number, bits) == ("int", 4) and strategy in ("group", "channel"):
         return _in_groups(Scheme("pack_quantized", words, group_size, symmetric))

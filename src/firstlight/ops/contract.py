@@ -28,8 +28,13 @@ class Matrix(Protocol):
     @property
     def format(self) -> str: ...
 
+    @property
+    def order(self) -> torch.Tensor | None:
+        """Which input each column of `stored` and `affine` is for, int64 [I]; None where all are in place."""
+        ...
+
     def dequantize(self) -> torch.Tensor:
-        """The exact values, float32 [O, I]."""
+        """The exact values, float32 [O, I]; every column in its place."""
         ...
 
     def stored(self) -> torch.Tensor | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 
 from firstlight.quant.int4 import int4_blocks
-from firstlight.quant.parts import Parts, nibbles
+from firstlight.quant.parts import Parts, in_order, nibbles
 
 
 def pack_quantized(parts: Parts) -> torch.Tensor:
     """Blocks of INT4, or of INT4_ZERO."""
-    codes = parts.cut(nibbles(parts.values("codes")), "codes")
+    codes = in_order(parts.cut(nibbles(parts.values("codes")), "codes"), parts)
     scales = parts.block_grid("scales")
     if parts.scheme.symmetric:
         return int4_blocks(codes, scales)

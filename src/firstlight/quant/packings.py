@@ -38,5 +38,6 @@ PACKINGS: dict[str, Callable[[Parts], torch.Tensor]] = {
 def assemble(facts: TensorFacts, window: Window, raw: Mapping[str, torch.Tensor]) -> Weight:
     """The weight of a slice. `raw`: bytes of each part's elements that stand for any of it, by role."""
     assert facts.scheme is not None, "a tensor of parts has a scheme"
-    blocks = PACKINGS[facts.scheme.packing](Parts(facts, window, raw))
-    return Weight(facts.format, window.shape, blocks.contiguous())
+    parts = Parts(facts, window, raw)
+    blocks = PACKINGS[facts.scheme.packing](parts)
+    return Weight(facts.format, window.shape, blocks.contiguous(), parts.order())

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.formats import SUPPORTED
+from firstlight.facts.remedies import DOWNLOAD_AGAIN
 from firstlight.facts.schemes import Scheme
 from firstlight.facts.tensor_facts import StoredPart, TensorFacts
 
@@ -94,6 +96,33 @@ class Parts:
         rows, columns = self.window.shape
         return values[first_row : first_row + rows, first_column : first_column + columns]
 
+    def order(self) -> torch.Tensor | None:
+        """The columns sorted by their groups, int64 [K]; None where they lie so.
+
+        Raises `UnsupportedError` for some columns of a matrix, whose groups cannot be whole.
+        """
+        if not self.has("order"):
+            return None
+        groups = self.grid("order", 1)[0].to(torch.int64)
+        size = self.scheme.group_size or self.facts.shape[1]
+        first, last = self.window.columns
+        if torch.equal(groups, torch.arange(first, last) // size):
+            return None
+        module = self.facts.name.removesuffix(".weight")
+        if (first, last) != (0, self.facts.shape[1]):
+            raise UnsupportedError(
+                f"the weight of {module} is stored as {self.scheme.words} with columns in another order than "
+                "their groups, so that ranks cannot share them.",
+                "Use --tensor-parallel 1, or a file made without desc_act.",
+            )
+        counts = groups.clamp(min=0).bincount(minlength=last // size)
+        if len(counts) != last // size or bool((counts != size).any()):
+            raise ModelFileError(
+                f"{self.facts.path}: the groups of the weight of {module} do not have {size} columns each.",
+                DOWNLOAD_AGAIN,
+            )
+        return groups.argsort(stable=True)
+
     def _part(self, role: str) -> StoredPart:
         return next(part for part in self.facts.parts if part.role == role)
 
@@ -106,3 +135,9 @@ def nibbles(words: torch.Tensor) -> torch.Tensor:
     """The 4-bit codes of each word of a row, the lowest bits first: uint8 [rows, codes]."""
     packed = words.contiguous().view(-1).view(torch.uint8).view(len(words), -1)
     return torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+
+
+def in_order(codes: torch.Tensor, parts: Parts) -> torch.Tensor:
+    """Columns of codes as they come in the blocks: a group's together."""
+    order = parts.order()
+    return codes if order is None else codes[:, order]

@@ -31,5 +31,10 @@ FORMATS: dict[str, WeightFormat] = {**UNQUANTIZED, **AFFINE_FORMATS, **NESTED_FO
 
 
 def dequantize(weight: Weight) -> torch.Tensor:
-    """The exact values of a weight, float32 in its shape."""
-    return FORMATS[weight.format].dequantize(weight)
+    """The exact values of a weight, float32 in its shape, columns in the order of the matrix."""
+    values = FORMATS[weight.format].dequantize(weight)
+    if weight.order is None:
+        return values
+    in_order = torch.empty_like(values)
+    in_order[:, weight.order] = values
+    return in_order

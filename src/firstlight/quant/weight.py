@@ -18,11 +18,16 @@ from firstlight.facts.formats import BlockGeometry
 
 @dataclass(frozen=True)
 class Weight:
-    """`shape` is (N, K) or (N,); `raw` is uint8 [N, row_bytes], for a vector [1, row_bytes]; contiguous."""
+    """`shape` is (N, K) or (N,); `raw` is uint8 [N, row_bytes], for a vector [1, row_bytes]; contiguous.
+
+    `order`, int64 [K]: which column of the matrix each column of the blocks is, where they are sorted by
+    group (GPTQ's desc_act); None where they are as they are.
+    """
 
     format: str
     shape: tuple[int, ...]
     raw: torch.Tensor
+    order: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:

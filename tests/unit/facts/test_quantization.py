@@ -132,13 +132,6 @@ def test_an_unreadable_scheme_is_named_with_its_module(tmp_path: Path, name: str
     assert "compressed-tensors" in caught.value.hint
 
 
-def test_columns_in_another_order_than_their_groups_are_refused(tmp_path: Path) -> None:
-    weights = INT4 | {"actorder": "group"}
-    folder = changed(tmp_path, "int4 group 32", **compressed("pack-quantized", weights))
-    with pytest.raises(UnsupportedError, match="actorder group"):
-        open_checkpoint(folder)
-
-
 def _drop(name: str) -> Callable[[Tensors], None]:
     def change(tensors: Tensors) -> None:
         del tensors[f"{GATE}.{name}"]

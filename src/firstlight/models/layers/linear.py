@@ -9,7 +9,7 @@ made.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -44,6 +44,10 @@ class StoredMatrix:
     def format(self) -> str:
         return self._weight.format
 
+    @property
+    def order(self) -> torch.Tensor | None:
+        return self._weight.order
+
     def dequantize(self) -> torch.Tensor:
         return dequantize(self._weight)
 
@@ -54,7 +58,8 @@ class StoredMatrix:
     def first_rows(self, num_rows: int) -> StoredMatrix:
         outputs, inputs = self._weight.shape
         raw = self._weight.raw[:num_rows]
-        return StoredMatrix(Weight(self._weight.format, (min(outputs, num_rows), inputs), raw))
+        shape = (min(outputs, num_rows), inputs)
+        return StoredMatrix(replace(self._weight, shape=shape, raw=raw))
 
     def affine(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         blocks = AFFINE_FORMATS.get(self._weight.format)
@@ -148,7 +153,7 @@ class Linear:
 
     def _take(self, part: Part, weight: Weight) -> None:
         if part.interleave is not None:
-            weight = Weight(weight.format, weight.shape, interleave_rows(weight.raw, part.interleave))
+            weight = replace(weight, raw=interleave_rows(weight.raw, part.interleave))
         self._weights[part.wanted.name] = weight
         if len(self._weights) == len(self._parts):
             self.lay_out([self._weights.pop(p.wanted.name) for p in self._parts])
@@ -188,11 +193,17 @@ def interleave_rows(rows: torch.Tensor, head_size: int) -> torch.Tensor:
 def _same_format(weights: list[Weight]) -> list[list[Weight]]:
     runs: list[list[Weight]] = []
     for weight in weights:
-        if runs and runs[-1][0].format == weight.format:
+        if runs and runs[-1][0].format == weight.format and _same_order(runs[-1][0], weight):
             runs[-1].append(weight)
         else:
             runs.append([weight])
     return runs
+
+
+def _same_order(one: Weight, other: Weight) -> bool:
+    if one.order is None or other.order is None:
+        return one.order is other.order
+    return torch.equal(one.order, other.order)
 
 
 def _stack(weights: list[Weight]) -> Weight:
@@ -200,4 +211,4 @@ def _stack(weights: list[Weight]) -> Weight:
         return weights[0]
     outputs = sum(weight.shape[0] for weight in weights)
     raw = torch.cat([weight.raw for weight in weights])
-    return Weight(weights[0].format, (outputs, weights[0].shape[1]), raw)
+    return replace(weights[0], shape=(outputs, weights[0].shape[1]), raw=raw)

@@ -96,8 +96,9 @@ class NativeBackend:
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         outputs, inputs = weight.shape
         packed = self._arena.take(packed_bytes(weight.format, weight.shape))
-        number = pack(weight, packed, self.pool)
-        return NativeLinear(self.pool, (outputs, inputs), number, packed, _layout(weight.format))
+        number = pack(weight, packed, self.pool, takes_order=True)
+        layout = _layout(weight.format)
+        return NativeLinear(self.pool, (outputs, inputs), number, packed, layout, weight.order)
 
     def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> NativeLinear:
         assert isinstance(whole, NativeLinear), "a backend takes its own operators"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from firstlight.base.errors import UnsupportedError
 from firstlight.ops.contract import Matrix, NestedScales
 from firstlight.ops.cpu.library import EMBED, LINEAR, PACK, QUANTIZE, Codes, Op, Pool, Step, address
 
@@ -88,8 +89,17 @@ class Arena:
         return self._piece[start : start + num_bytes]
 
 
-def pack(weight: Matrix, room: torch.Tensor, pool: Pool) -> int:
-    """Packs a weight into `room` [packed_bytes], and gives the layout's number."""
+def pack(weight: Matrix, room: torch.Tensor, pool: Pool, *, takes_order: bool = False) -> int:
+    """Packs a weight into `room` [packed_bytes], and gives the layout's number.
+
+    `takes_order`: whether the caller will order the inputs where `weight.order` says so. Raises
+    `UnsupportedError` where nobody would.
+    """
+    if weight.order is not None and not takes_order:
+        raise UnsupportedError(
+            "experts with columns in another order than their groups (GPTQ's desc_act) are not supported",
+            "Use a file made without desc_act.",
+        )
     number = number_of(weight.format)
     layout = LAYOUTS[number]
     outputs, inputs = weight.shape
@@ -213,6 +223,7 @@ class NativeLinear:
     number: int  # the library's number of the layout
     packed: torch.Tensor
     layout: str
+    order: torch.Tensor | None = None  # see `contract.Matrix.order`
     num_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -225,6 +236,8 @@ class NativeLinear:
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         x = x_TI.float().contiguous()
+        if self.order is not None:
+            x = x.index_select(1, self.order)
         num_rows = len(x)
         out = torch.empty(num_rows, self.shape[0])
         ops, codes = [], None
@@ -242,7 +255,9 @@ class NativeLinear:
         places = (address(self.packed), codes and codes.address, address(x), address(out), address(bias))
         return Op(LINEAR, n=(self.number, *self.shape, out.stride(0)), p=places)
 
-    def rows(self, indices_T: torch.Tensor) -> torch.Tensor:
+    def rows(self, indices_T: torch.Tensor) -> torch.Tensor | None:
+        if self.order is not None:
+            return None
         indices = indices_T.contiguous()
         out = torch.empty(len(indices), self.shape[1])
         self.pool.run([self.embed_op(out)], Step(num_rows=len(indices), tokens=address(indices)))
