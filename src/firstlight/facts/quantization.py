@@ -105,13 +105,19 @@ def _compressed_tensors(fields: Fields) -> Quantization:
         if not isinstance(values, Mapping):
             raise fields.error("config_groups", "an object of objects")
         group = Fields(values, f"{fields.where}: {name}")
-        targets = values.get("targets") or ["Linear"]
+        targets = _texts(group, "targets") or ("Linear",)
         kind = group.string("format", common)
         weights = group.mapping("weights")
         if weights:
-            groups.append((tuple(map(str, targets)), _of_group(kind, Fields(weights, group.where))))
-    ignored = fields.values.get("ignore") or []
-    return Quantization("compressed-tensors", fields.where, tuple(groups), tuple(map(str, ignored)))
+            groups.append((targets, _of_group(kind, Fields(weights, group.where))))
+    return Quantization("compressed-tensors", fields.where, tuple(groups), _texts(fields, "ignore"))
+
+
+def _texts(fields: Fields, name: str) -> tuple[str, ...]:
+    values = fields.values.get(name) or []
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise fields.error(name, "a list of names")
+    return tuple(values)
 
 
 def _of_group(kind: str, weights: Fields) -> AnyScheme:

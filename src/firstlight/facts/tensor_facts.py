@@ -52,6 +52,11 @@ class TensorFacts:
     parts: tuple[StoredPart, ...] = ()
     scheme: Scheme | None = None
 
+    @property
+    def paths(self) -> set[str]:
+        """The files that it lies in."""
+        return {self.path, *(part.path for part in self.parts)}
+
 
 @dataclass(frozen=True)
 class Checkpoint:

@@ -115,8 +115,8 @@ class Parts:
                 "their groups, so that ranks cannot share them.",
                 "Use --tensor-parallel 1, or a file made without desc_act.",
             )
-        counts = groups.clamp(min=0).bincount(minlength=last // size)
-        if len(counts) != last // size or bool((counts != size).any()):
+        sizes = groups.clamp(-1, last // size).add(1).bincount(minlength=last // size + 1)
+        if sizes.tolist() != [0] + [size] * (last // size):
             raise ModelFileError(
                 f"{self.facts.path}: the groups of the weight of {module} do not have {size} columns each.",
                 DOWNLOAD_AGAIN,

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from firstlight.base.errors import UnsupportedError
+from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.facts.packings import PACKINGS as NAMED
 from firstlight.loading.plan import Wanted
@@ -47,6 +48,44 @@ def test_values_are_exactly_those_that_the_tensors_mean(folder: Path) -> None:
     assert weights.keys() == exact.keys()
     for name, weight in weights.items():
         assert torch.equal(dequantize(weight), dequantize(exact[name])), name
+
+
+def test_blocks_of_rows_and_columns_need_not_be_whole(tmp_path: Path) -> None:
+    """As of DeepSeek's kv_a_proj_with_mqa, which has 576 rows."""
+    model = description(num_layers=1, intermediate_size=320)
+    folder = write_quantised(tmp_path, RECIPES["fp8 block"], model)
+    weights, exact = read(open_checkpoint(folder)), read(open_checkpoint(folder / "twin"))
+    for name, weight in weights.items():
+        assert torch.equal(dequantize(weight), dequantize(exact[name])), name
+
+
+def test_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    folder = write_quantised(tmp_path, RECIPES["fp8 channel"], description(num_layers=1))
+    tensors = load_file(folder / "model.safetensors")
+    tensors[NAME].view(torch.uint8)[5, 7] = 0xFF
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match="mlp.down_proj.weight are not numbers"):
+        read(open_checkpoint(folder))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "value", "match"),
+    [
+        ("gptq desc_act", "g_idx", 1, "do not have 128 columns each"),
+        ("gptq desc_act", "g_idx", -3, "do not have 128 columns each"),
+        ("gptq desc_act", "g_idx", 2**31 - 1, "do not have 128 columns each"),
+        ("gptq", "qzeros", 0x66666666, "zero points of .*down_proj.weight are not 8"),
+    ],
+)
+def test_numbers_that_contradict_the_scheme_are_refused(
+    tmp_path: Path, recipe: str, name: str, value: int, match: str
+) -> None:
+    folder = write_quantised(tmp_path, RECIPES[recipe], description(num_layers=1))
+    tensors = load_file(folder / "model.safetensors")
+    tensors[NAME.replace(".weight", f".{name}")].view(-1)[:9] = value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match=match):
+        read(open_checkpoint(folder))
 
 
 @pytest.mark.parametrize("bounds", [(0, 1), (3, 77), (64, 128), (127, 128)])

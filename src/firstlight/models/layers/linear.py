@@ -209,6 +209,7 @@ def _same_order(one: Weight, other: Weight) -> bool:
 def _stack(weights: list[Weight]) -> Weight:
     if len(weights) == 1:
         return weights[0]
+    assert all(_same_order(weights[0], weight) for weight in weights), "columns in one order"
     outputs = sum(weight.shape[0] for weight in weights)
     raw = torch.cat([weight.raw for weight in weights])
     return replace(weights[0], shape=(outputs, weights[0].shape[1]), raw=raw)
