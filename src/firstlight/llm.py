@@ -30,7 +30,7 @@ from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import FINISH_STOP, Abort, SequenceOutput, Submit, TokenLogprobs
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.speculation.shipped import with_shipped_drafter
-from firstlight.engine.speculation.trial import try_drafter
+from firstlight.engine.speculation.trial import memory_for, try_drafter
 from firstlight.engine.startup import self_test, start
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import open_checkpoint
@@ -105,7 +105,8 @@ class LLM:
         if self._core.speculation is not None:
             times_s = measure_step_times(self._core, checkpoint.description.vocab_size)
             self._core.begin(times_s)
-            self.report["drafter_trial"] = try_drafter(self._core, checkpoint.description.bos_token_id)
+            first_token = checkpoint.description.bos_token_id
+            self.report["drafter_trial"] = try_drafter(self._core, first_token, memory_for(started))
 
     def generate(
         self,

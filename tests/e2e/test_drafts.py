@@ -15,26 +15,22 @@ import pytest
 from firstlight.engine.messages import Abort, Submit
 from firstlight.engine.speculation.ngram import NgramDrafter
 from firstlight.models.eagle3_file import save_eagle3
-from support.checkpoints import random_weights, tiny_description, write_hf_folder
+from support.checkpoints import random_weights, write_hf_folder
+from support.draft_workload import (
+    LENGTH,
+    MODEL,
+    SIZES,
+    VOCABULARY,
+    WORKLOAD,
+    Baseline,
+    assert_same,
+    each_alone,
+    knowing,
+    num_accepted,
+)
 from support.eagle3 import tiny_eagle3
-from support.engines import Harness, Result, submit
-from support.knowing import Knowing
-from support.workloads import circling, requests
-
-VOCABULARY = 1200
-LENGTH = 256
-# With a window; the real model, see test_invariants_real, is one without.
-MODEL = tiny_description("mistral", sliding_window=40, vocab_size=VOCABULARY, max_position=LENGTH)
-STOPS = tuple(range(2, VOCABULARY, 19))
-STOPPING = {"stop_token_ids": STOPS, "logit_bias": dict.fromkeys(STOPS, 1.0), "temperature": 1.0}
-WORKLOAD = [
-    *requests(20, VOCABULARY, max_tokens=24),
-    *(submit(f"end{n}", range(9 + n, 40), **STOPPING, max_tokens=40, seed=n) for n in range(6)),
-    submit("later", range(3, 30), **STOPPING, min_tokens=9, max_tokens=40, logprobs=2),
-    submit("whole", range(3, 30), max_tokens=None, ignore_eos=True),
-]
-SIZES = {"max_num_seqs": 16, "max_batched_tokens": 256}
-Baseline = dict[str, Result]
+from support.engines import Harness, submit
+from support.workloads import circling
 
 
 @pytest.fixture(scope="module")
@@ -49,26 +45,7 @@ def engine(folder: Path) -> Harness:
 
 @pytest.fixture(scope="module")
 def baseline(folder: Path) -> Baseline:
-    engine = Harness(folder, **SIZES)
-    results: Baseline = {}
-    for item in WORKLOAD:
-        engine.fresh()
-        results |= engine.run([item])
-    assert {result.finish_reason for result in results.values()} == {"stop", "length"}
-    assert len(results["whole"].tokens) == LENGTH - 27
-    return results
-
-
-def knowing(baseline: Baseline, wrong: float = 0.2) -> Knowing:
-    return Knowing({name: result.tokens for name, result in baseline.items()}, VOCABULARY, wrong)
-
-
-def assert_same(results: dict[str, Result], baseline: Baseline) -> None:
-    assert [name for name in baseline if not results[name].same_bits(baseline[name])] == []
-
-
-def num_accepted(results: dict[str, Result]) -> int:
-    return sum(result.num_accepted for result in results.values())
+    return each_alone(Harness(folder, **SIZES))
 
 
 @pytest.mark.parametrize("num", [1, 3, 8])

@@ -68,10 +68,11 @@ def test_two_ranks_with_drafts_equal_one_without(folder: Path) -> None:
     assert sum(output.num_accepted for outputs in together.values() for output in outputs) > 100
 
 
-def test_two_ranks_draft_what_one_rank_drafts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tree", [{}, {"draft_top_k": 4, "draft_nodes": 14}], ids=["chain", "tree"])
+def test_two_ranks_draft_what_one_rank_drafts(tmp_path: Path, tree: dict[str, int]) -> None:
     """With a drafter over captured states: they are sums over the ranks."""
     target, drafter = write_pair(tmp_path)
-    drafting = {"drafter": str(drafter), "draft_tokens": 3, "draft_adapt": False}
+    drafting = {"drafter": str(drafter), "draft_tokens": 3, "draft_adapt": False, **tree}
     sizes = {**SIZES, "max_model_len": 128}
     hot = {"temperature": 4.0, "max_tokens": 30, "ignore_eos": True}
     workload = [submit(f"{n}", range(3 + n, 30), seed=n, logprobs=1, **hot) for n in range(8)]

@@ -11,6 +11,7 @@ import torch
 from firstlight.engine.messages import Submit
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.ngram import NgramDrafter
+from firstlight.engine.speculation.shape import Shape
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.sources import resolve_model
 from firstlight.models.eagle3_file import save_eagle3
@@ -18,12 +19,12 @@ from firstlight.ops.cpu.pick import pick_cpu_kernels
 from firstlight.text.model import TextModel
 from support.eagle3 import tiny_eagle3
 from support.engines import Harness, Result, submit
-from support.knowing import Knowing
+from support.knowing import KnowingTrees
 from support.prompts import PROMPTS
 
 pytestmark = pytest.mark.timeout(600)  # a dozen seconds on a quiet machine
 PAGE_ROWS = 30 * 2 * 3 * 16  # layers, keys and values, heads, tokens
-SIZES = {"max_model_len": 256, "max_num_seqs": 8, "max_batched_tokens": 128, "cpu_kernels": "auto"}
+SIZES = {"max_model_len": 256, "max_num_seqs": 8, "max_batched_tokens": 96, "cpu_kernels": "auto"}
 Kind = tuple[str, str, int]  # dtype, type of KV, and bytes of 64 values of it
 KINDS: list[Kind] = [
     ("float32", "auto", 64 * 4),
@@ -47,10 +48,16 @@ def kind(request: pytest.FixtureRequest, path: Path) -> Kind:
     return request.param
 
 
-def engine_of(path: Path, kind: Kind, num_pages: int = 64, **sizes: Any) -> Harness:
+def engine_of(path: Path, kind: Kind, num_pages: int, **sizes: Any) -> Harness:
     dtype, kv_dtype, row_bytes = kind
     kv = {"kv_memory_bytes": num_pages * PAGE_ROWS * row_bytes, "kv_dtype": kv_dtype}
     return Harness(path, dtype=dtype, **{**SIZES, **kv, **sizes})
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path, kind: Kind) -> Harness:
+    """One for all tests of a kind, which begin with `fresh`: a start takes longer than a run."""
+    return engine_of(path, kind, 64)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +66,7 @@ def workload(path: Path) -> list[Submit]:
     text = TextModel.load(path)
     chat = text.encode(text.render_chat([{"role": "user", "content": PROMPTS[0]}]))
     other = text.encode(text.render_chat([{"role": "user", "content": PROMPTS[3]}]))
-    long = text.encode(" ".join(PROMPTS))[:160]
+    long = text.encode(" ".join(PROMPTS))[:112]
     params = {"max_tokens": 10, "logprobs": 2, "ignore_eos": True}
     return [
         submit("chat", chat, **params),
@@ -70,8 +77,7 @@ def workload(path: Path) -> list[Submit]:
 
 
 @pytest.fixture(scope="module")
-def baseline(path: Path, kind: Kind, workload: list[Submit]) -> dict[str, Result]:
-    engine = engine_of(path, kind)
+def baseline(engine: Harness, workload: list[Submit]) -> dict[str, Result]:
     results: dict[str, Result] = {}
     for item in workload:
         engine.fresh()
@@ -84,45 +90,44 @@ def assert_same(results: dict[str, Result], baseline: dict[str, Result]) -> None
 
 
 def test_batched_then_cached_then_restarted(
-    path: Path, kind: Kind, workload: list[Submit], baseline: dict[str, Result]
+    engine: Harness, workload: list[Submit], baseline: dict[str, Result]
 ) -> None:
-    engine = engine_of(path, kind)
+    engine.fresh()
     assert_same(engine.run(workload), baseline)
     again = engine.run(reversed(workload))
-    assert again["long"].num_cached_tokens == 144
+    assert again["long"].num_cached_tokens == 96
     assert_same(again, baseline)
     engine.fresh()
     assert_same(engine.run(workload[::-1]), baseline)
 
 
 def test_chunked_and_arriving_one_by_one(
-    path: Path, kind: Kind, workload: list[Submit], baseline: dict[str, Result]
+    engine: Harness, workload: list[Submit], baseline: dict[str, Result]
 ) -> None:
-    engine = engine_of(path, kind, max_batched_tokens=33, prefix_cache=False)
+    engine.fresh(max_batched_tokens=33, prefix_cache=False)
     arrive = {3 * number: [item] for number, item in enumerate(workload)}
     assert_same(engine.run([], arrive=arrive), baseline)
 
 
-def test_preempted(path: Path, kind: Kind, workload: list[Submit], baseline: dict[str, Result]) -> None:
-    engine = engine_of(path, kind, 16)
-    neighbours = [submit(f"n{n}", workload[0].prompt_token_ids, max_tokens=40, seed=n) for n in range(4)]
+def test_preempted(engine: Harness, workload: list[Submit], baseline: dict[str, Result]) -> None:
+    engine.fresh(num_pages=12, max_model_len=11 * 16)
+    params = {"max_tokens": 24, "ignore_eos": True}
+    neighbours = [submit(f"n{n}", workload[0].prompt_token_ids, **params, seed=n) for n in range(4)]
     results = engine.run([*workload, *neighbours])
     assert engine.core.scheduler.stats().num_preemptions > 0
     assert_same(results, baseline)
 
 
-@pytest.mark.parametrize("wrong", [None, 0.2], ids=["prompt lookup", "a drafter that is often right"])
+@pytest.mark.parametrize("drafts", ["prompt lookup", "chains that are often right", "trees"])
 def test_with_drafts(
-    path: Path, kind: Kind, workload: list[Submit], baseline: dict[str, Result], wrong: float | None
+    engine: Harness, workload: list[Submit], baseline: dict[str, Result], drafts: str
 ) -> None:
-    engine = engine_of(path, kind)
-    drafter: Drafter = NgramDrafter()
-    if wrong is not None:
-        drafter = Knowing({name: result.tokens for name, result in baseline.items()}, 49_152, wrong)
-    engine.fresh(drafter, 4)
+    knowing = KnowingTrees({name: result.tokens for name, result in baseline.items()}, 49_152, 0.2)
+    drafter: Drafter = NgramDrafter() if drafts == "prompt lookup" else knowing
+    engine.fresh(drafter, 4, Shape(4, 3, 12) if drafts == "trees" else None)
     results = engine.run(workload)
     assert_same(results, baseline)
-    assert wrong is None or sum(result.num_accepted for result in results.values()) >= 10
+    assert drafter is not knowing or sum(result.num_accepted for result in results.values()) >= 10
 
 
 def test_with_a_drafter_over_captured_states(

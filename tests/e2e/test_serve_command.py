@@ -48,8 +48,10 @@ def assert_all_end(processes: list[psutil.Process]) -> None:
 
 
 def test_a_life_with_a_request_and_a_graceful_stop(model: Path) -> None:
-    before = set(Path("/dev/shm").glob("firstlight-*"))
     with RunningServer(model) as server:
+        rank = child_of(server, "firstlight.engine.rank").cmdline()
+        run_dir = Path(rank[rank.index("--run-dir") + 1])
+        assert run_dir.is_dir()
         children = children_of(server)
         assert len(children) == 3  # janitor, rank, api
         models = httpx.get(f"{server.url}/v1/models").json()
@@ -58,7 +60,8 @@ def test_a_life_with_a_request_and_a_graceful_stop(model: Path) -> None:
     assert_all_end(children)
     assert server.lines[-1] == "stopped."
     assert any(line.startswith("stopping: running requests have 10 s to end") for line in server.lines)
-    assert set(Path("/dev/shm").glob("firstlight-*")) <= before
+    assert not run_dir.exists()
+    assert list(Path("/dev/shm").glob(f"{run_dir.name}-*")) == []
 
 
 def test_while_it_drains_a_stream_goes_on_and_others_are_told(model: Path) -> None:

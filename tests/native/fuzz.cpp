@@ -349,8 +349,8 @@ static double stored_value(int64_t type, const uint8_t* row, int64_t size, int64
 struct Attention {
     int64_t heads, kv_heads, size, window, page_size, num_pages, type;
     std::vector<uint8_t> keys, values;
-    std::vector<int64_t> pages, starts, counts;
-    int64_t table_width;
+    std::vector<int64_t> pages, starts, counts, branches;  // branches: none without trees
+    int64_t table_width, branch_width = 0;
 };
 
 static std::vector<float> attend(void* pool, const Attention& a, const float* q, int64_t rows, const int64_t* pages,
@@ -366,6 +366,10 @@ static std::vector<float> attend(void* pool, const Attention& a, const float* q,
     step.starts = starts.data();
     step.counts = counts.data();
     step.pages = pages;
+    if (a.branch_width) {
+        step.branches = a.branches.data();
+        step.branch_width = a.branch_width;
+    }
     run(pool, {op}, step);
     return out;
 }
@@ -423,13 +427,19 @@ static void fill_pool(void* pool, Attention& a) {
         }
 }
 
-static void fuzz_attention(void* pool) {
+static Attention any_attention() {
     Attention a;
     a.kv_heads = between(1, 3);
     a.heads = a.kv_heads * between(1, 4);
     a.size = between(0, 1) ? between(1, 20) * 2 : 16 * between(1, 6);
     a.window = between(0, 2) ? 0 : between(1, 100);
     a.page_size = between(1, 20);
+    a.type = between(KV_HALF, KV_CODES);
+    return a;
+}
+
+static void fuzz_attention(void* pool) {
+    Attention a = any_attention();
     int64_t sequences = between(1, 4);
     int64_t rows = 0, longest = 0;
     for (int64_t s = 0; s < sequences; s++) {
@@ -441,7 +451,6 @@ static void fuzz_attention(void* pool) {
     a.table_width = (longest + a.page_size - 1) / a.page_size;
     a.num_pages = sequences * a.table_width;
     for (int64_t page = 0; page < a.num_pages; page++) a.pages.push_back(a.num_pages - 1 - page);
-    a.type = between(KV_HALF, KV_CODES);
     fill_pool(pool, a);
     std::vector<float> q = values(rows * a.heads * a.size);
     std::vector<float> out = attend(pool, a, q.data(), rows, a.pages.data(), a.starts, a.counts);
@@ -453,6 +462,55 @@ static void fuzz_attention(void* pool) {
         std::vector<float> alone(mine, mine + width);
         std::vector<float> one = attend(pool, a, alone.data(), 1, a.pages.data() + s * a.table_width, {position}, {1});
         require(memcmp(one.data(), out.data() + (row + within) * width, (size_t)width * 4) == 0, "bits of an attended row");
+    }
+}
+
+// A tree beside a chunk: each node has the bits of a row whose branch lies in order, in pages of one position.
+static void fuzz_trees(void* pool) {
+    Attention a = any_attention();
+    a.starts = {between(0, 200), between(0, 60)};
+    a.counts = {between(2, 64), between(1, 40)};
+    if (between(0, 1)) {
+        std::swap(a.starts[0], a.starts[1]);
+        std::swap(a.counts[0], a.counts[1]);
+    }
+    int64_t tree = between(0, 1), rows = a.counts[0] + a.counts[1], first = tree ? a.counts[0] : 0;
+    a.branch_width = between(1, 8);
+    a.branches.assign((size_t)(rows * a.branch_width), -1);
+    std::vector<int64_t> depths;
+    for (int64_t node = 0; node < a.counts[(size_t)tree]; node++) {
+        int64_t* mine = a.branches.data() + (first + node) * a.branch_width;
+        int64_t parent = node && a.branch_width > 1 ? between(0, node - 1) : 0;
+        while (node && a.branch_width > 1 && depths[(size_t)parent] + 1 == a.branch_width) parent = between(0, node - 1);
+        int64_t depth = node && a.branch_width > 1 ? depths[(size_t)parent] + 1 : 0;
+        for (int64_t d = 0; d < depth; d++) mine[d] = a.branches[(size_t)((first + parent) * a.branch_width + d)];
+        mine[depth] = a.starts[(size_t)tree] + node;
+        depths.push_back(depth);
+    }
+    int64_t longest = std::max(a.starts[0] + a.counts[0], a.starts[1] + a.counts[1]);
+    a.table_width = (longest + a.page_size - 1) / a.page_size;
+    a.num_pages = 2 * a.table_width;
+    for (int64_t page = 0; page < a.num_pages; page++) a.pages.push_back(a.num_pages - 1 - page);
+    fill_pool(pool, a);
+    std::vector<float> q = values(rows * a.heads * a.size);
+    std::vector<float> out = attend(pool, a, q.data(), rows, a.pages.data(), a.starts, a.counts);
+    int64_t width = a.heads * a.size;
+    for (int64_t look = 0; look < 4; look++) {
+        int64_t s = between(0, 1), within = between(0, a.counts[(size_t)s] - 1), row = (s ? a.counts[0] : 0) + within;
+        int64_t start = a.starts[(size_t)s], position = start + (s == tree ? depths[(size_t)within] : within);
+        Attention straight = a;
+        straight.page_size = 1;
+        straight.table_width = position + 1;
+        straight.branch_width = 0;
+        straight.pages.clear();
+        for (int64_t p = 0; p <= position; p++) {
+            int64_t place = s == tree && p >= start ? a.branches[(size_t)(row * a.branch_width + p - start)] : p;
+            straight.pages.push_back(a.pages[(size_t)(s * a.table_width + place / a.page_size)] * a.page_size + place % a.page_size);
+        }
+        const float* mine = q.data() + row * width;
+        check_attention(straight, mine, out.data() + row * width, 0, position);
+        std::vector<float> one = attend(pool, straight, mine, 1, straight.pages.data(), {position}, {1});
+        require(memcmp(one.data(), out.data() + row * width, (size_t)width * 4) == 0, "bits of a node");
     }
 }
 
@@ -472,6 +530,7 @@ int main(int argc, char** argv) {
                 fuzz_experts(pool);
                 fuzz_rows(pool);
                 fuzz_attention(pool);
+                fuzz_trees(pool);
             }
             fl_end_pool(pool);
         }

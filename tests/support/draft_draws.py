@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence as Rows
 
 import torch
 
 from firstlight.engine.choosing import choose
 from firstlight.engine.request import Sequence
-from firstlight.engine.sampler import Sampler
+from firstlight.engine.sampler import History, Sampler
 from firstlight.engine.speculation.rejection_rule import RejectionRule
 from firstlight.engine.speculation.rule import Rule
 from support.sampling import sequence
@@ -25,12 +26,14 @@ PAIRS = list(itertools.product(range(V), repeat=2))
 Z_LIMIT = 3.719  # one in ten thousand
 
 
-def step(drafts: tuple[int, ...], seeds: range, rule: Rule | None, **params: object) -> list[list[int]]:
+def step(
+    drafts: tuple[int, ...], seeds: range, rule: Rule | None, parents: Rows[int] = (), **params: object
+) -> list[list[int]]:
     """The runs of a step of as many sequences, each with the same drafts and a seed of its own."""
     sequences: list[Sequence] = []
     for seed in seeds:
         made = sequence([FIRST], [], **{"temperature": 1.0, "seed": seed, **params})
-        made.drafts = list(drafts)
+        made.drafts, made.parents = list(drafts), list(parents)
         sequences.append(made)
     rows = TABLE[[FIRST, *drafts]].repeat(len(seeds), 1)
     return choose(Sampler(), rows, sequences, rule).runs
@@ -63,9 +66,16 @@ def first_tokens(rule: Rule | None, num_draws: int) -> torch.Tensor:
 class WithoutResidual(RejectionRule):
     """The classic fault: what replaces a rejected draft is drawn from the whole distribution."""
 
-    def token(self, sequence: Sequence, place: int, token: int, logits_V: torch.Tensor) -> int:  # noqa: N803
-        given = super().token(sequence, place, token, logits_V)
-        return given if place < len(sequence.drafts) and given == sequence.drafts[place] else token
+    def token(
+        self,
+        history: History,
+        place: int,
+        drafts: Rows[int],
+        token: int,
+        logits_V: torch.Tensor,  # noqa: N803
+    ) -> int:
+        given = super().token(history, place, drafts, token, logits_V)
+        return given if given in drafts else token
 
 
 def is_fair(rule: Rule | None, num_draws: int) -> bool:

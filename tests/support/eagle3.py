@@ -19,16 +19,17 @@ from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
-from firstlight.engine.speculation.drafter import Drafter
+from firstlight.engine.speculation.drafter import Drafter, Tree, TreeDrafter
 from firstlight.engine.speculation.eagle3 import Eagle3ChainDrafter
 from firstlight.engine.speculation.eagle3_native import NativeLayer
 from firstlight.engine.speculation.places import slots_of
+from firstlight.engine.speculation.shape import Shape
 from firstlight.models.eagle3 import Eagle3Drafter
 from firstlight.models.eagle3_file import save_eagle3
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.drafters import random_drafter
 from support.engines import Harness, Result
-from support.knowing import Knowing
+from support.knowing import KnowingTrees
 
 VOCABULARY, LENGTH, NUM = 96, 128, 3
 DESCRIPTION = tiny_description(num_layers=4, vocab_size=VOCABULARY, max_position=LENGTH)
@@ -66,7 +67,7 @@ class Checked:
     name = "checked"
     is_model = False
 
-    def __init__(self, drafter: Eagle3ChainDrafter, told: Drafter, knowing: Knowing, pair: Pair) -> None:
+    def __init__(self, drafter: Eagle3ChainDrafter, told: Drafter, knowing: KnowingTrees, pair: Pair) -> None:
         self._drafter, self._told, self._knowing, self._pair = drafter, told, knowing, pair
         self.layers = drafter.layers
         self.num_seen = 0
@@ -75,12 +76,23 @@ class Checked:
         self._told.observe(plan, sequences)
 
     def propose(self, sequences: Rows[Sequence], num: int) -> list[list[int]]:
+        self._check(sequences)
+        return self._knowing.propose(sequences, num)
+
+    def propose_trees(self, sequences: Rows[Sequence], shape: Shape) -> list[Tree]:
+        self._check(sequences)
+        return self._knowing.propose_trees(sequences, shape)
+
+    def moved(self, from_slots: Rows[int], to_slots: Rows[int]) -> None:
+        if isinstance(self._told, TreeDrafter):
+            self._told.moved(from_slots, to_slots)
+
+    def _check(self, sequences: Rows[Sequence]) -> None:
         drafts = self._drafter.propose(sequences, NUM)
         for sequence, mine in zip(sequences, drafts, strict=True):
             if sequence.num_tokens > 1:
                 self._pair.check(self._drafter, sequence, mine)
                 self.num_seen += 1
-        return self._knowing.propose(sequences, num)
 
 
 class Pair:
@@ -95,7 +107,8 @@ class Pair:
             "dtype": dtype,
         }
         self.engine = Harness(target, **{**options, **sizes})
-        self._beside = Harness(target, **{**options, "max_batched_tokens": LENGTH})
+        trees = {name: sizes[name] for name in ("draft_top_k", "draft_nodes") if name in sizes}
+        self._beside = Harness(target, **{**options, **trees, "max_batched_tokens": LENGTH})
         self.num_cached = 0
 
     @property
@@ -110,11 +123,13 @@ class Pair:
         answers: dict[str, Result],
         wrong: float = 0.3,
         told: Make = lambda drafter: drafter,
+        tree: Shape | None = None,
     ) -> int:
         """Runs with checked drafts, and gives the number of checks. `told`: who hears of steps."""
-        knowing = Knowing({name: result.tokens for name, result in answers.items()}, VOCABULARY, wrong)
+        known = {name: result.tokens for name, result in answers.items()}
+        knowing = KnowingTrees(known, VOCABULARY, wrong)
         checked = Checked(self.drafter, told(self.drafter), knowing, self)
-        self.engine.draft_with(checked, NUM)
+        self.engine.draft_with(checked, NUM, tree)
         results = self.engine.run(submits)
         assert [name for name in results if results[name].tokens != answers[name].tokens] == []
         self.num_cached = sum(result.num_cached_tokens for result in results.values())

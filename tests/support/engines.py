@@ -8,10 +8,11 @@ when every submitted request has ended.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from firstlight.base.config import EngineSection
@@ -21,6 +22,7 @@ from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.policy import Policy
+from firstlight.engine.speculation.shape import Shape
 from firstlight.engine.speculation.speculation import Speculation
 from firstlight.engine.startup import Started, start
 from firstlight.facts.checkpoint import open_checkpoint
@@ -70,23 +72,38 @@ class Harness:
             lambda *_, **__: None,
             capture,
         )
-        self._kept: dict[tuple[str, int], torch.Tensor] = {}
+        # By request, tokens before the step, and those that were drafted since.
+        self._kept: dict[tuple[str, int, tuple[int, ...]], torch.Tensor] = {}
         self.keeps_logits = True  # of every token: for long runs there is no room
         self.fresh()
 
-    def fresh(self, drafter: Drafter | None = None, num: int = 0) -> None:
+    def fresh(
+        self,
+        drafter: Drafter | None = None,
+        num: int = 0,
+        tree: Shape | None = None,
+        *,
+        num_pages: int | None = None,
+        **section: Any,
+    ) -> None:
         """A new scheduler with an empty cache over the same model and pool: as after a restart.
 
-        A `drafter` drafts `num` tokens at every step; without one, what the section says.
+        A `drafter` drafts `num` tokens at every step, or a `tree`; without one, what the section says. With
+        fewer pages and smaller sizes than those of the start, if they are given.
         """
-        self.core: EngineCore = self.started.core(self._execute)
+        started = replace(
+            self.started,
+            section=msgspec.structs.replace(self.started.section, **section),
+            num_pages=num_pages or self.started.num_pages,
+        )
+        self.core: EngineCore = started.core(self._execute)
         self.core.begin({})
         if drafter is not None:
-            self.draft_with(drafter, num)
+            self.draft_with(drafter, num, tree)
 
-    def draft_with(self, drafter: Drafter, num: int) -> None:
+    def draft_with(self, drafter: Drafter, num: int, tree: Shape | None = None) -> None:
         """From now on, with what is in the cache."""
-        self.core.speculation = Speculation(drafter, Policy(num, adapts=False))
+        self.core.speculation = Speculation(drafter, Policy(num, tree=tree, adapts=False))
         self.core.begin({})
 
     def run(
@@ -139,17 +156,19 @@ class Harness:
             return logits
         row = 0
         for sequence in self.core.scheduler.planned_sequences():
-            for place in range(1 + len(sequence.drafts)):
-                key = (sequence.request_id, sequence.num_output + place)
+            for drafted in drafted_before(sequence.drafts, sequence.parents):
+                key = (sequence.request_id, sequence.num_output, drafted)
                 self._kept[key] = logits[row].clone().view(torch.int32)
                 row += 1
         return logits
 
     def _record(self, result: Result, output: SequenceOutput) -> None:
         assert result.finish_reason is None, f"{output.request_id} went on after its end"
-        for token in output.token_ids:
+        before = len(result.tokens)
+        for place, token in enumerate(output.token_ids):
             if self.keeps_logits:
-                result.logits.append(self._kept[output.request_id, len(result.tokens)])
+                key = (output.request_id, before, tuple(output.token_ids[:place]))
+                result.logits.append(self._kept[key])
             result.tokens.append(token)
         result.logprobs.extend(output.logprobs or [])
         result.num_cached_tokens = output.num_cached_tokens
@@ -161,6 +180,14 @@ class Harness:
         self.core.scheduler.prefix.check()
         stats = self.core.scheduler.stats()
         assert (stats.num_running, stats.num_waiting, stats.pages_used) == (0, 0, 0), stats
+
+
+def drafted_before(drafts: list[int], parents: list[int]) -> list[tuple[int, ...]]:
+    """For the last token and each draft: the drafts on the way to it, itself included."""
+    ways: list[tuple[int, ...]] = [()]
+    for place, token in enumerate(drafts):
+        ways.append((*ways[parents[place] + 1 if parents else place], token))
+    return ways
 
 
 def submit(request_id: str, prompt: Iterable[int], priority: int = 0, **params: Any) -> Submit:

@@ -5,13 +5,14 @@ Used by the tests of `ops`. The naive formulas are float64 torch without pages, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import gguf
 import numpy as np
 import torch
 
+from firstlight.engine.tree import lay_out
 from firstlight.models.layers.linear import StoredMatrix
 from firstlight.ops.contract import AttentionShape, StepRows
 from firstlight.quant.int4 import int4_blocks
@@ -108,6 +109,29 @@ class Paged:
             counts=[entry[2] for entry in entries],
             page_size=self.page_size,
         )
+
+    def rows_with_trees(
+        self, entries: Sequence[tuple[int, int, int]], parents: Mapping[int, Sequence[int]]
+    ) -> StepRows:
+        """The same, where some entries are trees: their first row, and a row for each of `parents`."""
+        rows = self.rows(entries)
+        firsts = np.cumsum(rows.counts) - rows.counts
+        trees = [(entry, list(found)) for entry, found in parents.items()]
+        positions_T = rows.positions_T.copy()  # noqa: N806 - shape suffix
+        branches_TW = lay_out(trees, np.array(rows.starts), firsts, positions_T)  # noqa: N806
+        return replace(rows, positions_T=positions_T, branches_TW=branches_TW)
+
+    def straightened(self, rows: StepRows, row: int) -> tuple[Paged, StepRows]:
+        """A pool in which a node's branch lies in order, as after as many plain steps, and its row."""
+        sequence, position = int(rows.sequence_T[row]), int(rows.positions_T[row])
+        order = np.arange(position + 1)
+        places = rows.places(np.array([row]), order[None])[0]
+        table, size = rows.page_table_SP[sequence], self.page_size
+        from_slots, to_slots = (table[at // size] * size + at % size for at in (places, order))
+        keys, values = self.keys.clone(), self.values.clone()
+        keys[to_slots], values[to_slots] = self.keys[from_slots], self.values[from_slots]
+        other = replace(self, keys=keys, values=values, tables_SP=rows.page_table_SP)
+        return other, other.rows([(sequence, position, 1)])
 
     def naive(self, q_ND: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
         """Attention of one row, float64 [N, D]."""

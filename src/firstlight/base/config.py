@@ -46,7 +46,9 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
     collective_deadline_s: float = 60.0
     # "ngram", "none", or the path of a drafter or a draft model; None: the one that comes with the model
     drafter: str | None = None
-    draft_tokens: int = 3  # drafts of a sequence that a step verifies, at most
+    draft_tokens: int = 3  # drafts of a sequence that a step verifies one behind the other, at most
+    draft_top_k: int = 1  # guesses for a place; with several, drafts are a tree
+    draft_nodes: int = 0  # drafts of a tree altogether, at most; 0: draft_tokens * draft_top_k
     draft_adapt: bool = True  # as many as pay; otherwise always as many as allowed
     draft_verification: str = "keyed"  # or "rejection"
     draft_acceptance: str | None = None  # "0.8,0.6": accept by this profile, whatever the model says

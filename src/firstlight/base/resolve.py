@@ -24,6 +24,7 @@ from firstlight.base.config import (
     ServerSection,
 )
 from firstlight.base.draft_profile import parse_profile
+from firstlight.base.draft_tree import check_tree
 from firstlight.base.errors import UsageError, why_unreadable
 from firstlight.base.settings import ALL_SETTINGS, SECTIONS, Setting
 
@@ -231,6 +232,7 @@ def check_engine(engine: EngineSection) -> None:
         parse_profile(engine.draft_acceptance)
         if engine.drafter is None:
             raise UsageError("--draft-acceptance accepts drafts, but nothing drafts.", "Add --drafter ngram.")
+    check_tree(engine)
     if engine.max_batched_tokens < engine.max_num_seqs:
         raise UsageError(
             f"--max-batched-tokens {engine.max_batched_tokens} is less than --max-num-seqs "

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from firstlight.base.config import EngineSection, LaunchSection, ModelSection, ServerSection
+from firstlight.base.draft_tree import MOST_NODES
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model": ModelSection,
@@ -151,9 +152,23 @@ ENGINE_SETTINGS = (
     _engine(
         "draft-tokens",
         "draft_tokens",
-        "Drafts of a sequence that one step verifies, at most.",
+        "Drafts of a sequence that one step verifies one behind the other, at most.",
         minimum=1,
         maximum=16,
+    ),
+    _engine(
+        "draft-top-k",
+        "draft_top_k",
+        "Guesses for each place (EAGLE-3). With several, drafts are a tree, of which the likeliest go on.",
+        minimum=1,
+        maximum=16,
+    ),
+    _engine(
+        "draft-nodes",
+        "draft_nodes",
+        "Nodes of a tree that one step verifies, at most. 0: draft-tokens times draft-top-k.",
+        minimum=0,
+        maximum=MOST_NODES,
     ),
     _engine("draft-adapt", "draft_adapt", "Draft as much as pays, down to nothing; otherwise always all."),
     _engine(

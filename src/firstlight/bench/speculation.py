@@ -27,6 +27,7 @@ from firstlight.drafter import families
 from firstlight.drafter.loops import loop_start
 from firstlight.drafter.prompt_files import read_prompt_file
 from firstlight.engine.speculation.make import NGRAM
+from firstlight.engine.speculation.shape import NOTHING, Shape, chain
 from firstlight.engine.speculation.shipped import with_shipped_drafter
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import open_checkpoint
@@ -47,6 +48,7 @@ class SpeculationOrder:
     model: Path
     drafters: tuple[str, ...] = ()
     draft_tokens: tuple[int, ...] = (3,)
+    trees: tuple[Shape, ...] = ()  # also, with each drafter that makes trees
     adapt: bool = True
     beside: tuple[str, ...] = ()  # servers that answer, too
     files: tuple[Path, ...] = ()
@@ -67,7 +69,7 @@ class SpeculationOrder:
             )
         return min(MAX_PROMPT_TOKENS, room)
 
-    def section(self, drafter: str, draft_tokens: int) -> EngineSection:
+    def section(self, drafter: str, shape: Shape) -> EngineSection:
         """An engine of this comparison."""
         return EngineSection(
             threads=self.threads,
@@ -76,7 +78,9 @@ class SpeculationOrder:
             max_num_seqs=max(self.batches),
             prefix_cache=False,
             drafter=drafter,
-            draft_tokens=draft_tokens,
+            draft_tokens=max(shape.depth, 1),
+            draft_top_k=shape.top_k,
+            draft_nodes=shape.nodes if shape.is_tree else 0,
             draft_adapt=self.adapt,
         )
 
@@ -93,6 +97,8 @@ class Point:
     batch: int
     drafter: str
     draft_tokens: int
+    draft_top_k: int
+    draft_nodes: int
     tokens_per_s: float
     ratio: float
     low: float
@@ -172,17 +178,17 @@ def _groups(order: SpeculationOrder) -> Groups:
 
 def _open(order: SpeculationOrder) -> tuple[list[Subject], dict[str, Any]]:
     """The subjects, that without a drafter first, and its report."""
-    wanted = [(WITHOUT, 0)]
-    wanted += [
-        (drafter, num) for drafter in order.drafters or _default_drafters(order) for num in order.draft_tokens
-    ]
+    wanted = [(WITHOUT, NOTHING)]
+    for drafter in order.drafters or _default_drafters(order):
+        wanted += [(drafter, chain(num)) for num in order.draft_tokens]
+        wanted += [(drafter, tree) for tree in order.trees if drafter != NGRAM]
     subjects: list[Subject] = [Server(url) for url in order.beside]
     reports = []
-    for place, (drafter, num) in enumerate(wanted):
-        started = open_engine(order.model, "auto", order.section(drafter, num or 1))
+    for place, (drafter, shape) in enumerate(wanted):
+        started = open_engine(order.model, "auto", order.section(drafter, shape))
         core = started.core(started.runner.run)
         times_s = measure_step_times(core, started.checkpoint.description.vocab_size)
-        subjects.insert(place, Engine(drafter, num, core, times_s))
+        subjects.insert(place, Engine(drafter, shape, core, times_s))
         reports.append(started.report)
     return subjects, reports[0]
 
@@ -222,7 +228,9 @@ def _point(group: str, batch: int, subject: Subject, plain: Subject) -> Point:
         group=group,
         batch=batch,
         drafter=subject.drafter,
-        draft_tokens=subject.draft_tokens,
+        draft_tokens=subject.shape.depth,
+        draft_top_k=subject.shape.top_k,
+        draft_nodes=subject.shape.nodes,
         tokens_per_s=median(subject.speeds),
         ratio=median(ratios),
         low=min(ratios),
@@ -238,6 +246,7 @@ _COLUMNS = (
     "batch",
     "drafter",
     "k",
+    "tree",
     "tokens/s",
     "ratio",
     "of rounds",
@@ -265,6 +274,7 @@ def _row(point: Point) -> tuple[str, ...]:
         str(point.batch),
         point.drafter,
         str(point.draft_tokens or ""),
+        f"{point.draft_nodes} of {point.draft_top_k} each" if point.draft_top_k > 1 else "",
         f"{point.tokens_per_s:,.1f}",
         f"{point.ratio:.2f}",
         "" if is_plain else f"{point.low:.2f}-{point.high:.2f}",

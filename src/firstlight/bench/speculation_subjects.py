@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from firstlight.base.config import EngineSection
+from firstlight.base.draft_tree import MOST_NODES, check_tree
 from firstlight.base.errors import UsageError
 from firstlight.bench.completions import PATHS
 from firstlight.bench.http_client import HttpClient
@@ -25,6 +27,7 @@ from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.speculation.counts import DraftCounts, figures
+from firstlight.engine.speculation.shape import NOTHING, Shape
 
 WITHOUT = "none"
 _TIMEOUT_S = 600.0
@@ -39,17 +42,32 @@ class Asked:
     num_answer: int
 
 
+def parse_tree(text: str) -> Shape:
+    """A tree of "3x4x16": its depth, top-k and nodes. Raises a `UsageError` for anything else."""
+    hint = "Give depth, top-k and nodes: --tree 3x4x16."
+    try:
+        depth, top_k, nodes = (int(part) for part in text.split("x"))
+    except ValueError as error:
+        raise UsageError(f"--tree {text!r} is no tree.", hint) from error
+    if depth < 1 or top_k < 2 or not 1 <= nodes <= MOST_NODES:
+        raise UsageError(f"--tree {text!r} needs a depth, a top-k from 2 and 1 to {MOST_NODES} nodes.", hint)
+    check_tree(EngineSection(draft_tokens=depth, draft_top_k=top_k, draft_nodes=nodes))
+    return Shape(depth, top_k, nodes)
+
+
 class Subject(ABC):
     """One that is compared, and what it has done so far in one group at one batch size."""
 
-    def __init__(self, drafter: str, draft_tokens: int) -> None:
-        self.drafter, self.draft_tokens = drafter, draft_tokens
+    def __init__(self, drafter: str, shape: Shape) -> None:
+        self.drafter, self.shape = drafter, shape
         self.speeds: list[float] = []
         self.answers: list[list[int]] = []
 
     @property
     def name(self) -> str:
-        return f"{self.drafter} k={self.draft_tokens}" if self.draft_tokens else self.drafter
+        shape = self.shape
+        tree = f" top-k={shape.top_k} nodes={shape.nodes}" if shape.is_tree else ""
+        return f"{self.drafter} k={shape.depth}{tree}" if shape.depth else self.drafter
 
     @property
     def drafts(self) -> dict[str, Any]:
@@ -72,8 +90,8 @@ class Subject(ABC):
 class Engine(Subject):
     """An engine in this process. `times_s` as `measure_step_times` gave them."""
 
-    def __init__(self, drafter: str, draft_tokens: int, core: EngineCore, times_s: Mapping[int, float]):
-        super().__init__(drafter, draft_tokens)
+    def __init__(self, drafter: str, shape: Shape, core: EngineCore, times_s: Mapping[int, float]):
+        super().__init__(drafter, shape)
         self._core, self.times_s = core, times_s
 
     @property
@@ -112,7 +130,7 @@ class Server(Subject):
     """A server at a URL, asked with the same token ids over HTTP."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url, 0)
+        super().__init__(url, NOTHING)
         self._runner = asyncio.Runner()
         self._client = HttpClient(url)
         self._sender = Sender(self._client, PATHS["completions"], _TIMEOUT_S)

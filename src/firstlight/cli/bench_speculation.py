@@ -31,6 +31,12 @@ class SpeculationOptions:
     draft_tokens: Annotated[
         list[int] | None, typer.Option(help="Most drafts of a step (k); repeatable. Default: 3.", min=1)
     ] = None
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A tree beside the chains: depth, top-k and nodes (EAGLE-3); repeatable.", metavar="3x4x16"
+        ),
+    ] = None
     draft_adapt: Annotated[
         bool, typer.Option("--draft-adapt/--no-draft-adapt", help="As many drafts as pay, or always k.")
     ] = True
@@ -65,14 +71,17 @@ def speculation(options: SpeculationOptions) -> None:
       firstlight bench speculation --drafter ngram --drafter my-drafter/export/native --json drafts.json
       firstlight bench speculation --batch 1 --beside http://127.0.0.1:8080
       firstlight bench speculation --no-draft-adapt --draft-tokens 1 --draft-tokens 3 --batch 1
+      firstlight bench speculation --no-draft-adapt --tree 3x4x16 --batch 1
     """
     from firstlight.bench.speculation import SpeculationOrder, bench_speculation, table
+    from firstlight.bench.speculation_subjects import parse_tree
 
     output = Output("speculation", options.json)
     order = SpeculationOrder(
         model=locate(options.model),
         drafters=tuple(options.drafter or ()),
         draft_tokens=tuple(options.draft_tokens or SpeculationOrder.draft_tokens),
+        trees=tuple(parse_tree(text) for text in options.tree or ()),
         adapt=options.draft_adapt,
         beside=tuple(options.beside or ()),
         files=tuple(options.prompts or ()),

@@ -62,7 +62,9 @@ def _data(out: Path) -> str:
 
 def _training(out: Path) -> str:
     manifest = read_manifest(out / "train")
-    rows = [f"- {name}: {value}" for name, value in manifest.settings.items()]
+    # A card is published: the folder's name says enough of where training started.
+    settings = manifest.settings | {"init_from": Path(str(manifest.settings.get("init_from", ""))).name}
+    rows = [f"- {name}: {value}" for name, value in settings.items()]
     vocabulary: dict[str, Any] = manifest.numbers.get("vocabulary", {})
     rows += [f"- vocabulary, {name}: {value}" for name, value in vocabulary.items()]
     step, tokens = manifest.numbers.get("step"), manifest.numbers.get("tokens")

@@ -51,8 +51,7 @@ def first_drafter(target: Target, ends: Ends, shards: list[Path], settings: Trai
         )
     counts, held_out = _count(shards, len(ends.embedding))
     num_new = renew_vocabulary(drafter, ends, counts, tokens_to_keep(target))
-    said = {"init_from": settings.init_from, "new_in_vocabulary": num_new}
-    return Made(drafter, _numbers(drafter, counts, held_out) | said)
+    return Made(drafter, _numbers(drafter, counts, held_out) | {"new_in_vocabulary": num_new})
 
 
 def renew_vocabulary(

@@ -16,6 +16,7 @@ from firstlight.engine.cuda_replay import CudaGraphReplay, record_graph
 from firstlight.engine.kv import KVPool
 from firstlight.engine.replay import EagerReplay, RecordedReplay, Replay
 from firstlight.engine.runner import ModelRunner, PageTables
+from firstlight.engine.speculation.shape import shape_of
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.loading.reader import LoadReport, read_tensors
 from firstlight.models.declare import Declaration
@@ -60,7 +61,9 @@ def make_runner(
 ) -> ModelRunner:
     """A model over its pool, as this backend runs it. `section` is resolved."""
     shape = attention_shape(decoder.description, group.rank, group.size)
-    max_pages = -(-section.max_model_len // section.page_size_tokens)
+    # A tree's nodes have places behind the last token, more of them than positions.
+    most_places = section.max_model_len + (shape_of(section).nodes if section.draft_top_k > 1 else 0)
+    max_pages = -(-most_places // section.page_size_tokens)
     tables = PageTables(section.max_num_seqs, max_pages, section.page_size_tokens)
     turns = turn_table(decoder.description, section.max_model_len, ops.device)
     replay: Replay | RecordedReplay

@@ -1,7 +1,8 @@
 """From a step's logits to the tokens of each sequence: one, or as many as its verified drafts allow.
 
 Called by `EngineCore`. A draft is accepted iff it equals the token that the sampler chooses in its place,
-with the tokens before it as its history; so with a seed, drafts change no token. Another `Rule` may stand in
+with the tokens before it as its history; so with a seed, drafts change no token. Of a tree, the draft that
+equals it leads on. Another `Rule` may stand in
 for that. Invariant: every sequence gets at least one token; without a rule, the one it gets without drafts.
 
 Shapes: L rows of logits, V vocabulary.
@@ -16,9 +17,10 @@ import torch
 
 from firstlight.engine.messages import TokenLogprobs
 from firstlight.engine.request import Sequence
-from firstlight.engine.sampler import History, Sampler, token_logprobs
+from firstlight.engine.sampler import Sampler, token_logprobs
 from firstlight.engine.speculation.ahead import Ahead
 from firstlight.engine.speculation.rule import Rule
+from firstlight.engine.tree import ROOT, behind, find
 
 
 @dataclass
@@ -40,6 +42,16 @@ def verify(drafts: Rows[int], targets: Rows[int]) -> list[int]:
     return list(targets[: num + 1])
 
 
+def verify_tree(drafts: Rows[int], parents: Rows[int], targets: Rows[int]) -> list[int]:
+    """The same where drafts are a tree: `targets[1 + i]` is the target's token behind draft i."""
+    run: list[int] = []
+    place: int | None = ROOT
+    while place is not None:
+        run.append(targets[place + 1])
+        place = find(drafts, parents, run[-1], place)
+    return run
+
+
 def choose(
     sampler: Sampler, logits_LV: torch.Tensor, sequences: Rows[Sequence], rule: Rule | None = None
 ) -> Chosen:
@@ -55,8 +67,14 @@ def choose(
         row += 1 + len(sequence.drafts)
     if rule is None and sampler.takes_largest(sequences):
         tokens = sampler.largest(logits_LV)
-        return Chosen([verify(s.drafts, tokens[row:]) for s, row in zip(sequences, first_rows, strict=True)])
+        return Chosen([_verified(s, tokens[row:]) for s, row in zip(sequences, first_rows, strict=True)])
     return _in_order(sampler, logits_LV, sequences, first_rows, rule)
+
+
+def _verified(sequence: Sequence, targets: Rows[int]) -> list[int]:
+    if sequence.parents:
+        return verify_tree(sequence.drafts, sequence.parents, targets)
+    return verify(sequence.drafts, targets)
 
 
 def _in_order(
@@ -66,28 +84,30 @@ def _in_order(
     first_rows: list[int],
     rule: Rule | None,
 ) -> Chosen:
-    """Place after place, because what is chosen next depends on what was accepted before."""
+    """Draft after draft, because what is chosen next depends on what was accepted before."""
     chosen = Chosen([[] for _ in sequences])
-    going_on = list(range(len(sequences)))
-    place = 0
-    while going_on:
-        rows = [first_rows[index] + place for index in going_on]
-        histories: list[History] = [Ahead.of(sequences[index], place) for index in going_on]
+    accepted = dict.fromkeys(range(len(sequences)), ROOT)  # by sequence, the place of the last one
+    while accepted:
+        rows = [first_rows[index] + place + 1 for index, place in accepted.items()]
+        histories = [Ahead.of(sequences[index], list(chosen.runs[index])) for index in accepted]
         rows_LV = logits_LV[rows]  # noqa: N806 - shape suffix
         sampled = sampler.sample(rows_LV, histories)
-        accepted: list[int] = []
-        for number, index in enumerate(going_on):
-            sequence, token = sequences[index], sampled.tokens[number]
+        going_on: dict[int, int] = {}
+        for number, (index, place) in enumerate(accepted.items()):
+            drafts, parents, token = sequences[index].drafts, sequences[index].parents, sampled.tokens[number]
             if rule is not None:
-                token = rule.token(sequence, place, token, logits_LV[rows[number]])
+                after = [drafts[draft] for draft in behind(drafts, parents, place)]
+                token = rule.token(
+                    histories[number], len(chosen.runs[index]), after, token, logits_LV[rows[number]]
+                )
             chosen.runs[index].append(token)
             if number in sampled.logprobs:
                 logprobs = _of_token(token, sampled.logprobs[number], rows_LV[number])
                 chosen.logprobs.setdefault(index, []).append(logprobs)
-            if place < len(sequence.drafts) and sequence.drafts[place] == token:
-                accepted.append(index)
-        going_on = accepted
-        place += 1
+            draft = find(drafts, parents, token, place)
+            if draft is not None:
+                going_on[index] = draft
+        accepted = going_on
     return chosen
 
 

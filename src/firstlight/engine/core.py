@@ -121,4 +121,5 @@ class EngineCore:
         outputs = self.scheduler.apply(plan, chosen.runs, chosen.logprobs)
         if speculation is not None:
             speculation.record(sequences, outputs)
+            speculation.moved(*self.scheduler.moves())
         return outputs

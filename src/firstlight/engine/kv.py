@@ -5,6 +5,8 @@ Invariant: the null page (slots 0 .. page_size - 1) stays zero, because padded a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from firstlight.ops.contract import Backend
@@ -31,6 +33,13 @@ class KVPool:
 
         self.keys = tensors(ops.key_dtype)
         self.values = tensors(ops.value_dtype)
+
+    def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+        """Copies rows of every layer, as if all at once."""
+        device = self.keys[0].device
+        source, target = (torch.tensor(slots, device=device) for slots in (from_slots, to_slots))
+        for tensor in (*self.keys, *self.values):
+            tensor[target] = tensor[source]
 
     def zero_null_page(self, page_size: int) -> None:
         """Run once before the first step. The other pages are written before they are read."""

@@ -24,7 +24,7 @@ from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Drain, Failed, Ready
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.speculation.shipped import with_shipped_drafter
-from firstlight.engine.speculation.trial import in_words, try_drafter
+from firstlight.engine.speculation.trial import in_words, memory_for, try_drafter
 from firstlight.engine.startup import Report, Started, self_test, start
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import Checkpoint
@@ -51,7 +51,8 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         description = started.checkpoint.description
         times_s = measure_step_times(core, description.vocab_size)
         core.begin(times_s)
-        if (trial := try_drafter(core, description.bos_token_id)) is not None:
+        trial = try_drafter(core, description.bos_token_id, memory_for(started))
+        if trial is not None:
             started.report["drafter_trial"] = trial
             report("self-test", detail=in_words(trial))
         started.report["step_ms"] = {str(rows): round(1e3 * seconds, 3) for rows, seconds in times_s.items()}

@@ -7,6 +7,8 @@ ranks. Invariant: a sequence's pages cover at least its `num_computed` tokens.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from firstlight.engine.pages import PageAllocator
 from firstlight.engine.prefix import Node, PrefixCache
 from firstlight.engine.request import Sequence
@@ -14,11 +16,21 @@ from firstlight.engine.request import Sequence
 PageChange = tuple[int, int, list[int]]  # slot, index of the first page in the sequence, page ids
 
 
+@dataclass
+class Changes:
+    """What a plan tells the ranks of their page tables and of slots whose content moves; see `StepPlan`."""
+
+    pages: list[PageChange] = field(default_factory=list)
+    moves: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+
+
 class SequenceMemory:
+    """See the module."""
+
     def __init__(self, num_pages: int, page_size_tokens: int, *, prefix_cache: bool) -> None:
         self.page_size_tokens = page_size_tokens
         self.prefix = PrefixCache(PageAllocator(num_pages), page_size_tokens, enabled=prefix_cache)
-        self._changes: list[PageChange] = []
+        self._changes = Changes()
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size_tokens)
@@ -58,7 +70,7 @@ class SequenceMemory:
         sequence.num_registered = len(path)
         sequence.num_computed = len(path) * self.page_size_tokens
         if path:
-            self._changes.append((sequence.slot, 0, list(sequence.pages)))
+            self._changes.pages.append((sequence.slot, 0, list(sequence.pages)))
 
     def grow(self, sequence: Sequence, num: int) -> bool:
         """Gives it pages for `num` more tokens; False if they ran out (what it got, it keeps)."""
@@ -70,7 +82,7 @@ class SequenceMemory:
                 break
             sequence.pages.append(page)
         if len(sequence.pages) > first:
-            self._changes.append((sequence.slot, first, sequence.pages[first:]))
+            self._changes.pages.append((sequence.slot, first, sequence.pages[first:]))
         return len(sequence.pages) >= wanted
 
     def register(self, sequence: Sequence) -> None:
@@ -85,7 +97,7 @@ class SequenceMemory:
             if node.page != page:
                 sequence.pages[index] = self.prefix.retain([node])[0]
                 self.prefix.release([page])
-                self._changes.append((sequence.slot, index, [node.page]))
+                self._changes.pages.append((sequence.slot, index, [node.page]))
             sequence.node = node
             sequence.num_registered = index + 1
 
@@ -93,6 +105,15 @@ class SequenceMemory:
         """Whether drafts behind its tokens have pages, or get them beside `reserved` that others may need."""
         missing = self.pages_for(len(sequence.tokens) + num_drafts) - len(sequence.pages)
         return missing <= 0 or missing + reserved <= self.prefix.num_available
+
+    def gather(self, sequence: Sequence, path: list[int]) -> None:
+        """Accepted drafts of a tree, by their places in it, move to the slots of their positions."""
+        size, computed = self.page_size_tokens, sequence.num_computed
+        for place, was in enumerate(path):
+            if was == place:
+                continue
+            for slots, at in zip(self._changes.moves, (computed + was, computed + place), strict=True):
+                slots.append(sequence.pages[at // size] * size + at % size)
 
     def settle(self, sequence: Sequence, num_accepted: int) -> None:
         """Drafts were verified: accepted ones are computed, and the others leave no page."""
@@ -111,7 +132,12 @@ class SequenceMemory:
         sequence.num_registered = 0
         sequence.num_computed = 0
 
-    def take_changes(self) -> list[PageChange]:
+    def take_changes(self) -> Changes:
         """Changes since the last call, in order; where a slot changed hands, the new owner's come last."""
-        changes, self._changes = self._changes, []
+        changes, self._changes = self._changes, Changes()
         return changes
+
+    @property
+    def moves(self) -> tuple[list[int], list[int]]:
+        """Slots whose content moves, and where to, since changes were taken."""
+        return self._changes.moves

@@ -22,6 +22,10 @@ class StepPlan(msgspec.Struct, array_like=True):
     samples: list[int]  # rows (places in `tokens`) whose logits are wanted, ascending
     # (slot, index of the first page in the sequence, page ids): changes of the page tables, applied first.
     pages: list[tuple[int, int, list[int]]]
+    # Sequences whose drafts are a tree: place in `slots`, and the drafts' parents; see `engine.tree`.
+    trees: list[tuple[int, list[int]]] = msgspec.field(default_factory=list)
+    # Slots of the pool whose keys and values are copied, before anything else, and where to.
+    moves: tuple[list[int], list[int]] = msgspec.field(default_factory=lambda: ([], []))
 
     @property
     def num_tokens(self) -> int:

@@ -5,14 +5,14 @@ Invariant: a sequence gets a row of logits for its last token, and for each of i
 
 from __future__ import annotations
 
-from firstlight.engine.memory import PageChange
+from firstlight.engine.memory import Changes
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
 
 Entries = list[tuple[Sequence, int]]  # who runs, and how many of its tokens and drafts
 
 
-def build_plan(step: int, entries: Entries, changes: list[PageChange]) -> tuple[StepPlan, list[Sequence]]:
+def build_plan(step: int, entries: Entries, changes: Changes) -> tuple[StepPlan, list[Sequence]]:
     """The plan, and the sequences that get tokens by it, in the order of its samples."""
     slots: list[int] = []
     starts: list[int] = []
@@ -20,6 +20,7 @@ def build_plan(step: int, entries: Entries, changes: list[PageChange]) -> tuple[
     tokens: list[int] = []
     samples: list[int] = []
     sampled: list[Sequence] = []
+    trees: list[tuple[int, list[int]]] = []
     for sequence, num in entries:
         start = sequence.num_computed
         slots.append(sequence.slot)
@@ -30,6 +31,8 @@ def build_plan(step: int, entries: Entries, changes: list[PageChange]) -> tuple[
         else:
             tokens.extend(sequence.tokens[start : start + num])
         if sequence.drafts:
+            if sequence.parents:
+                trees.append((len(slots) - 1, sequence.parents))
             first = len(tokens) - 1
             tokens.extend(sequence.drafts)
             samples.extend(range(first, len(tokens)))
@@ -37,4 +40,5 @@ def build_plan(step: int, entries: Entries, changes: list[PageChange]) -> tuple[
         elif start + num == len(sequence.tokens):
             samples.append(len(tokens) - 1)
             sampled.append(sequence)
-    return StepPlan(step, slots, starts, counts, tokens, samples, changes), sampled
+    plan = StepPlan(step, slots, starts, counts, tokens, samples, changes.pages, trees, changes.moves)
+    return plan, sampled

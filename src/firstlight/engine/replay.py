@@ -117,6 +117,7 @@ class StepArrays:
         self.tokens, self._slots, self._logit_rows, self._starts, self._counts = self._int64
         self._turns = np.zeros((max_rows, head_size // 2, 2), np.float32)
         self._pages = np.zeros((0, 0), np.int64)
+        self._branches: np.ndarray | None = None
         self.step = Step(
             tokens=address(self.tokens),
             turns=address(self._turns),
@@ -139,3 +140,7 @@ class StepArrays:
         step.num_rows, step.num_logits, step.num_sequences = num_rows, len(logit_rows), num_sequences
         step.page_size, step.table_width = rows.page_size, self._pages.shape[1]
         step.pages = address(self._pages)
+        if rows.branches_TW is not self._branches:
+            self._branches = rows.branches_TW
+            step.branches = address(self._branches)
+            step.branch_width = 0 if self._branches is None else self._branches.shape[1]

@@ -36,6 +36,7 @@ class Sequence:
         "output_counts",
         "pages",
         "params",
+        "parents",
         "priority",
         "request_id",
         "slot",
@@ -63,6 +64,7 @@ class Sequence:
         self.num_registered = 0  # pages that the prefix cache has seen
         self.node: Node | None = None  # the cache's node of the last registered page
         self.drafts: list[int] = []  # guesses of its next tokens, which the next step verifies
+        self.parents: list[int] = []  # where they are a tree, what each follows: see `engine.tree`
         self.draft_memory: object = None  # what the drafter keeps of it
         penalised = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
         self.output_counts: Counter[int] | None = Counter() if penalised else None
@@ -74,6 +76,9 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    def forget_drafts(self) -> None:
+        self.drafts, self.parents = [], []
 
     @property
     def order(self) -> tuple[int, int]:

@@ -18,6 +18,7 @@ import torch
 from firstlight.engine.kv import KVPool
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.replay import RecordedReplay, Replay
+from firstlight.engine.tree import lay_out
 from firstlight.models.batch import ForwardBatch
 from firstlight.models.decoder import Decoder
 from firstlight.ops.contract import AttentionShape, Backend, StepRows
@@ -74,6 +75,8 @@ class ModelRunner:
 
     def run(self, plan: StepPlan) -> torch.Tensor:
         """Logits of the rows in `plan.samples`, float32 [L, V]; on every rank."""
+        if plan.moves[0]:
+            self._pool.move(*plan.moves)
         rows = self._rows = self._tables.rows(plan)
         logit_rows = np.array(plan.samples, dtype=np.int64)
         if isinstance(self._replay, RecordedReplay):
@@ -126,15 +129,20 @@ class PageTables:
             sequence_T = np.repeat(np.arange(len(counts)), counts)  # noqa: N806
             first_row = counts.cumsum() - counts
             positions_T = np.arange(len(sequence_T)) + (starts - first_row)[sequence_T]  # noqa: N806
+        places_T, branches_TW = positions_T, None  # noqa: N806
+        if plan.trees:
+            positions_T = positions_T.copy()  # noqa: N806
+            branches_TW = lay_out(plan.trees, starts, counts.cumsum() - counts, positions_T)  # noqa: N806
         longest = -(-int((starts + counts).max()) // self.page_size)
         table_SP = self._pages[np.array(plan.slots), :longest]  # noqa: N806 - shape suffix
-        pages_T = table_SP[sequence_T, positions_T // self.page_size]  # noqa: N806
+        pages_T = table_SP[sequence_T, places_T // self.page_size]  # noqa: N806
         return StepRows(
             positions_T=positions_T,
             sequence_T=sequence_T,
-            write_slots_T=pages_T * self.page_size + positions_T % self.page_size,
+            write_slots_T=pages_T * self.page_size + places_T % self.page_size,
             page_table_SP=table_SP,
             starts=plan.starts,
             counts=plan.counts,
             page_size=self.page_size,
+            branches_TW=branches_TW,
         )

@@ -13,6 +13,7 @@ from itertools import count
 
 from firstlight.base.config import EngineSection
 from firstlight.engine.chunks import chunk_of
+from firstlight.engine.drafted import cut_drafts, settle_drafts
 from firstlight.engine.memory import SequenceMemory
 from firstlight.engine.messages import (
     FINISH_ABORT,
@@ -137,8 +138,7 @@ class Scheduler:
             output = extend(sequence, run)
             outputs.append(output)
             if sequence.drafts:
-                output.num_drafted, sequence.drafts = len(sequence.drafts), []
-                self._memory.settle(sequence, output.num_accepted)
+                settle_drafts(sequence, output, self._memory)
             if logprobs is not None and index in logprobs:
                 output.logprobs = logprobs[index][: len(output.token_ids)] or None
             ended = ended or output.finish_reason is not None
@@ -148,6 +148,10 @@ class Scheduler:
         self._stats.step_tokens = plan.num_tokens
         self._stats.step_sequences = len(plan.slots)
         return outputs
+
+    def moves(self) -> tuple[list[int], list[int]]:
+        """Slots whose content the next step moves, because drafts of a tree were accepted, and where to."""
+        return self._memory.moves
 
     def stats(self) -> EngineStats:
         """The current state; the object is reused from call to call."""
@@ -195,7 +199,7 @@ class Scheduler:
                 continue
             num = 1
             if sequence.drafts:
-                self._cut_drafts(sequence, spare)
+                cut_drafts(sequence, spare, self._memory, len(self._running))
                 num += len(sequence.drafts)
                 spare -= len(sequence.drafts)
             if computed + num > len(sequence.pages) * page_size and not self._grow(sequence, num):
@@ -203,12 +207,6 @@ class Scheduler:
             entries.append((sequence, num))
         self._drop_preempted(entries)
         return budget - sum(num for _, num in entries)
-
-    def _cut_drafts(self, sequence: Sequence, spare: int) -> None:
-        """Keeps those that fit into the step and its length, and into pages that nobody will miss."""
-        num = max(0, min(len(sequence.drafts), spare, sequence.max_len - len(sequence.tokens) - 1))
-        fits = self._memory.has_spare_pages(sequence, num, reserved=len(self._running))
-        del sequence.drafts[num if fits else 0 :]
 
     def _plan_prefills(self, entries: Entries, budget: int) -> int:
         prefilling = self._prefilling()
@@ -289,7 +287,7 @@ class Scheduler:
         self._running = [s for s in self._running if s.slot != NO_SLOT]
 
     def _give_up(self, sequence: Sequence) -> None:
-        sequence.drafts = []
+        sequence.forget_drafts()
         self._memory.release(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = NO_SLOT

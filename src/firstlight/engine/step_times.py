@@ -1,7 +1,8 @@
 """How long a step of m rows takes, measured at the start: T(m), by which drafting is judged later.
 
 Called by `engine.lead` after the self-test. The rows are real ones, of as many running sequences, through
-scheduler, model and sampler. Invariant: nothing of it stays: no sequence, no cached page, no count.
+scheduler, model and sampler; drafts are timed on some of them. Invariant: nothing of it stays: no sequence,
+no cached page, no count.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import time
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Abort, Submit
 from firstlight.engine.params import SamplingParams
+from firstlight.engine.speculation.draft_times import NUM_SEQUENCES, time_drafts
 
 ROWS = (1, 2, 4, 8, 16)
 MORE_ROWS = (32, 64)  # of engines that draft: a few drafts each for several sequences
-BUDGET_S = 0.6  # a large model's start shall not wait for its longer steps
+BUDGET_S = 0.25  # longer steps are not waited for: they follow from the line through the last two sizes
+DRAFT_BUDGET_S = 0.1  # for the drafts' own times
 _STEPS = 2  # of each size; the quicker one counts
+_LONG_S = 0.02  # such a step is run once, if it takes no longer than two of half its size
 _STRIDE = 7919
 
 
@@ -38,17 +42,33 @@ def measure_step_times(core: EngineCore, vocab_size: int) -> dict[int, float]:
             token = _STRIDE * (len(names) + 1) % vocab_size  # different ones, so that experts differ too
             names.append(f"step-time-{len(names)}")
             core.handle(Submit(names[-1], [token], params))
-        times_s = [seconds for _ in range(_STEPS) if (seconds := _step_of(core, size)) is not None]
+        times_s = _looks_at(core, size, max(_LONG_S, 2 * measured.get(size // 2, 0.0)))
         if not times_s:
             break
         measured[size] = min(times_s)
-        if time.monotonic() + 2 * _STEPS * min(times_s) > until_s:
+        if core.speculation is not None and size in NUM_SEQUENCES:
+            drafts_s = time.monotonic()
+            time_drafts(core.speculation, core.scheduler.decoding_sequences(), drafts_s + DRAFT_BUDGET_S)
+            until_s += time.monotonic() - drafts_s
+        if time.monotonic() + 2 * min(times_s) > until_s:
             break  # the next size is twice this one, and may take twice as long
     core.handle(Abort(names))
     while core.step() is not None:
         pass
     core.scheduler.forget()
     return _filled(measured)
+
+
+def _looks_at(core: EngineCore, size: int, in_line_s: float) -> list[float]:
+    """Seconds of two steps; of one where it is long, but within `in_line_s`."""
+    times_s: list[float] = []
+    for _ in range(_STEPS):
+        seconds = _step_of(core, size)
+        if seconds is not None:
+            times_s.append(seconds)
+            if _LONG_S < seconds <= in_line_s:
+                break
+    return times_s
 
 
 def _step_of(core: EngineCore, size: int) -> float | None:

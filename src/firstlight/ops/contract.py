@@ -6,7 +6,8 @@ Row invariance: where `Backend.row_invariant` is true, the bits of a row do not 
 are or on which batch it came in.
 
 Shapes: T tokens in the step, S sequences, P pages of the longest sequence, H hidden, N query heads, K KV
-heads, D head size, R values of a row of the pool (see `kv_rows`), O outputs and I inputs of a linear.
+heads, D head size, R values of a row of the pool (see `kv_rows`), O outputs and I inputs of a linear, W
+places of a tree's longest branch.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ class StepRows:
     """Which rows a step attends from and to. Host arrays, so that a backend can lay out its work.
 
     Row t is the token at `positions_T[t]` of sequence `sequence_T[t]` (an index into `page_table_SP`), and
-    its KV goes to slot `write_slots_T[t]` of the pool; a slot is page * page_size + position within the page.
+    its KV goes to slot `write_slots_T[t]` of the pool; a slot is page * page_size + place within the page. A
+    position's place in the pages is the position itself, but for nodes of a tree of drafts: see
+    `branches_TW`.
     """
 
     positions_T: np.ndarray[Any, np.dtype[np.int64]]
@@ -111,6 +114,23 @@ class StepRows:
     starts: Sequence[int]  # S: position of the first row of each sequence
     counts: Sequence[int]  # S: its number of rows
     page_size: int
+    # Where rows of a tree find the positions from their sequence's start on, up to themselves: places in its
+    # pages, then -1. A row of no tree has nothing but -1. None: there is no tree in the step.
+    branches_TW: np.ndarray[Any, np.dtype[np.int64]] | None = None
+
+    def places(
+        self,
+        rows_M: np.ndarray[Any, Any],
+        positions_ML: np.ndarray[Any, Any],  # noqa: N803
+    ) -> np.ndarray[Any, Any]:
+        """The places in the pages of positions that these rows see."""
+        if self.branches_TW is None:
+            return positions_ML
+        branches = self.branches_TW[rows_M]
+        own = positions_ML - np.asarray(self.starts)[self.sequence_T[rows_M]][:, None]
+        within = np.clip(own, 0, branches.shape[1] - 1)
+        is_own = (own >= 0) & (branches[:, :1] >= 0)
+        return np.where(is_own, np.take_along_axis(branches, within, 1), positions_ML)
 
 
 @dataclass(frozen=True)

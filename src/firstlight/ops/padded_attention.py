@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,12 +106,33 @@ def _batch(rows: StepRows, shape: AttentionShape, blocks: Sequence[Block], devic
     mask = seen <= positions_BC
     if shape.window is not None:
         mask &= seen > positions_BC - shape.window
+    for row, block in enumerate(blocks):
+        if rows.branches_TW is not None and rows.branches_TW[block.row, 0] >= 0:
+            mask[row, 0, : block.count] = _tree_mask(rows, shape, block, history[row])
     return Batch(
         torch.from_numpy(rows_BC).to(device),
         None if (counts == counts[0]).all() else torch.from_numpy(within < counts).to(device),
         torch.from_numpy(slots_BL).to(device),
         torch.from_numpy(mask).to(device),
     )
+
+
+def _tree_mask(
+    rows: StepRows,
+    shape: AttentionShape,
+    block: Block,
+    places_L: np.ndarray[Any, Any],  # noqa: N803 - shape suffix
+) -> np.ndarray[Any, Any]:
+    """Which of these places the nodes of a tree see: what comes before it, and their own branches [C, L]."""
+    assert rows.branches_TW is not None, "a tree has branches"
+    chosen = slice(block.row, block.row + block.count)
+    positions, branches = rows.positions_T[chosen, None], rows.branches_TW[chosen]
+    oldest = positions - (shape.window or rows.positions_T.max() + 1)
+    mask: np.ndarray[Any, Any] = (places_L < block.start) & (places_L > oldest)
+    for depth in range(branches.shape[1]):
+        is_seen = (branches[:, depth, None] >= 0) & (block.start + depth > oldest)
+        mask |= is_seen & (places_L == branches[:, depth, None])
+    return mask
 
 
 def power_of_two(number: int) -> int:

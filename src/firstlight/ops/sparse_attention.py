@@ -130,8 +130,9 @@ def _bucket(
     positions = (rows.positions_T[members][:, None] + 1 - lengths) + within
     padded = within >= lengths
     positions[padded] = 0
-    pages = rows.page_table_SP[rows.sequence_T[members][:, None], positions // rows.page_size]
-    slots = pages * rows.page_size + positions % rows.page_size
+    places = rows.places(members, positions)
+    pages = rows.page_table_SP[rows.sequence_T[members][:, None], places // rows.page_size]
+    slots = pages * rows.page_size + places % rows.page_size
     slots[padded] = 0
     group = shape.num_heads // shape.num_kv_heads
     kv_head_of_head = torch.arange(shape.num_heads) // group

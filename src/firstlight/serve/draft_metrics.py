@@ -1,7 +1,8 @@
 """What /metrics says of drafts: how many were made, accepted, and in which place. Nothing without a drafter.
 
-Called by `serve.metrics` at a scrape. Every figure carries the drafter and k, the most drafts of a step, as
-labels. Invariant: all but `draft_tokens_now` are totals, so that a rate or a share of any span can be made.
+Called by `serve.metrics` at a scrape. Every figure carries the drafter, k (the most drafts of a step one
+behind the other), and for trees top-k and the most nodes (of a chain 1 and k), as labels. Invariant: all but
+those of `now` are totals, so that a rate or a share of any span can be made.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from firstlight.engine.speculation.counts import HIT_NAMES, LENGTH_NAMES, DraftCounts, Share
 
-_LABELS = ["drafter", "k"]
+_LABELS = ["drafter", "k", "top_k", "nodes"]
 Read = Callable[[DraftCounts], float]
 ReadAll = Callable[[DraftCounts], list[int]]
 _TOTALS: tuple[tuple[str, str, Read], ...] = (
     ("draft_verified_steps", "Steps of a sequence with drafts.", lambda c: c.num_verified),
     ("draft_plain_steps", "Steps of a sequence without drafts.", lambda c: c.num_plain),
-    ("draft_tokens", "Drafts verified.", lambda c: sum(c.drafted)),
+    ("draft_tokens", "Drafts verified.", lambda c: c.num_drafted),
     ("draft_accepted_tokens", "Drafts accepted.", lambda c: sum(c.accepted)),
     ("draft_seconds", "Seconds spent in the drafter.", lambda c: c.propose_s),
 )
@@ -40,12 +41,14 @@ def families(counts: DraftCounts | None) -> Iterator[Metric]:
     """The figures of a scrape. Acceptance length is 1 + accepted / verified steps, over any span."""
     if counts is None:
         return
-    labels = [counts.drafter, str(counts.most)]
-    now = GaugeMetricFamily(
-        "firstlight:draft_tokens_now", "Drafts of a step, as chosen last.", labels=_LABELS
-    )
-    now.add_metric(labels, counts.now)
-    yield now
+    labels = [counts.drafter, *map(str, (counts.most, counts.top_k, counts.most_nodes or counts.most))]
+    for name, description, value in (
+        ("draft_tokens_now", "Drafts of a step one behind the other, as chosen last.", counts.now),
+        ("draft_nodes_now", "Drafts of a step altogether, as chosen last.", counts.nodes_now),
+    ):
+        now = GaugeMetricFamily(f"firstlight:{name}", description, labels=_LABELS)
+        now.add_metric(labels, value)
+        yield now
     for name, description, read in _TOTALS:
         total = CounterMetricFamily(f"firstlight:{name}", description, labels=_LABELS)
         total.add_metric(labels, read(counts))

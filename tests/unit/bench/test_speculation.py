@@ -8,7 +8,8 @@ import pytest
 
 from firstlight.base.errors import UsageError
 from firstlight.bench.speculation import SpeculationOrder, bench_speculation, table
-from firstlight.bench.speculation_subjects import WITHOUT
+from firstlight.bench.speculation_subjects import WITHOUT, parse_tree
+from firstlight.engine.speculation.shape import Shape
 from support.fake_openai import Behaviour, FakeOpenAI
 from support.serving import write_chat_model
 
@@ -59,3 +60,11 @@ def test_a_server_that_refuses_is_named(model: Path) -> None:
         order = order_of(model, beside=(server.url,), batches=(1,), rounds=1)
         with pytest.raises(UsageError, match="gave no answer"):
             bench_speculation(order, lambda done, total: None)
+
+
+@pytest.mark.parametrize("text", ["3", "3x4", "3x1x9", "3x4x99", "axbxc", "9x4x8"])
+def test_what_is_no_tree_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_tree(text)
+    assert caught.value.hint
+    assert parse_tree("3x4x16") == Shape(3, 4, 16)

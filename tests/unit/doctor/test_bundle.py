@@ -226,6 +226,20 @@ def whole(**changes: object) -> bytes:
         (gzip.compress(whole())[:-12], ModelFileError, "is damaged"),
         (gzip.compress(whole())[:10] + b"\xff" * 50, ModelFileError, "is damaged"),
     ],
+    # What is packed carries the time: as names of the tests it would differ between processes.
+    ids=(
+        "empty",
+        "not packed",
+        "no cases",
+        "no text",
+        "nested",
+        "another format",
+        "a later version",
+        "an empty list",
+        "another shape",
+        "cut off",
+        "broken",
+    ),
 )
 def test_what_a_stranger_sends_ends_in_a_message(
     data: bytes, kind: type[FirstlightError], words: str, tmp_path: Path

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from firstlight.engine.choosing import choose, verify
+from firstlight.engine.choosing import choose, verify, verify_tree
 from firstlight.engine.request import NO_TOKEN, Sequence
 from firstlight.engine.sampler import Sampler
+from firstlight.engine.tree import ROOT
 from support.sampling import END, sequence
 
 VOCABULARY = 16
@@ -87,3 +88,53 @@ def test_each_row_is_chosen_with_the_tokens_before_it(params: dict[str, object])
         num_accepted += len(tokens) - 1
         assert targets[0] == tokens[0]
     assert num_accepted == 40 / 5 * (0 + 1 + 2 + 3 + 4)
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ([4, 0, 0, 0, 0, 0], [4, 0]),
+        ([5, 0, 6, 0, 0, 0], [5, 6, 0]),  # 6 stands behind 4 and behind 5
+        ([5, 0, 7, 0, 0, 9], [5, 7, 9]),
+        ([4, 7, 0, 0, 0, 0], [4, 7]),  # 7 stands behind 5 alone
+        ([8, 0, 0, 0, 0, 0], [8]),
+        ([5, 0, NO_TOKEN, 0, 0, 0], [5, NO_TOKEN]),
+    ],
+)
+def test_of_a_tree_the_branch_counts_that_is_the_target_s(targets: list[int], expected: list[int]) -> None:
+    drafts, parents = [4, 5, 6, 6, 7], [ROOT, ROOT, 0, 1, 1]
+    assert verify_tree(drafts, parents, targets) == expected
+
+
+@pytest.mark.parametrize("params", KINDS)
+def test_each_node_is_chosen_with_its_own_branch_before_it(params: dict[str, object]) -> None:
+    """A tree of which some branch is right: the run is that of a chain with this branch alone."""
+    num_accepted = 0
+    for number in range(40):
+        logits = 3 * torch.randn(7, VOCABULARY, generator=torch.Generator().manual_seed(number))
+        # Node 2 follows node 0, and 3 and 5 follow 2; 1 and 4 lie beside them.
+        parents, branch = [ROOT, ROOT, 0, 2, 0, 2], [0, 2, 3 if number % 2 else 5]
+        rows = [0, *(place + 1 for place in branch)]
+        right, _ = one_by_one(logits[rows], sequence([5, 6], [7, 8], **params), list(range(9)))
+        known = drafted([], [5, 6], [7, 8], **params)
+        drafts = [0] * 6
+        for place, row in zip(branch, rows, strict=False):
+            sampled = Sampler().sample(logits[row : row + 1].clone(), [known])
+            drafts[place] = sampled.tokens[0]
+            known.tokens.append(drafts[place])
+            if known.output_counts is not None:
+                known.output_counts[drafts[place]] += 1
+        for place, parent in enumerate(parents):
+            if place not in branch:
+                drafts[place] = (drafts[{ROOT: 0, 0: 2, 2: branch[2]}[parent]] + 1) % VOCABULARY
+        made = drafted(list(drafts), [5, 6], [7, 8], **params)
+        made.parents = list(parents)
+        other = drafted([], [1], [], temperature=0.0)
+        chosen = choose(Sampler(), torch.cat((logits, logits[:1])), [made, other])
+        chain = [drafts[place] for place in branch]
+        tokens, logprobs = one_by_one(logits[rows], sequence([5, 6], [7, 8], **params), chain)
+        assert chosen.runs[0] == tokens
+        assert [value.logprob for value in chosen.logprobs.get(0, [])] == logprobs
+        assert right[0] == tokens[0]
+        num_accepted += len(tokens) - 1
+    assert num_accepted == 40 * 3

@@ -12,6 +12,7 @@ from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import NO_TOKEN, Sequence
 from firstlight.engine.scheduler import Scheduler
+from firstlight.engine.tree import ROOT
 
 END, PAGE = 99, 4
 PROMPT = [1, 2, 3, 4, 5]
@@ -145,6 +146,85 @@ def test_drafts_take_no_page_that_another_sequence_may_need() -> None:
     assert scheduler.prefix.num_available >= 1
     assert max(plan.counts) <= 4
     assert scheduler.stats().num_preemptions == 0
+
+
+def planned_tree(scheduler: Scheduler, drafts: list[int], parents: list[int]) -> StepPlan:
+    for sequence in scheduler.decoding_sequences():
+        sequence.drafts, sequence.parents = list(drafts), list(parents)
+    plan = scheduler.plan()
+    assert plan is not None
+    return plan
+
+
+DRAFTS, PARENTS = [10, 20, 11, 21, 12], [ROOT, ROOT, 0, 1, 2]
+
+
+def test_a_plan_has_a_tree_s_parents_and_a_row_of_logits_for_each_node() -> None:
+    scheduler = scheduler_of()
+    submit(scheduler)
+    prefilled(scheduler)
+    plan = planned_tree(scheduler, DRAFTS, PARENTS)
+    assert (plan.starts, plan.counts, plan.tokens) == ([5], [6], [6, *DRAFTS])
+    assert plan.samples == [0, 1, 2, 3, 4, 5]
+    assert plan.trees == [(0, PARENTS)]
+    assert plan.moves == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("run", "moved"),
+    [
+        ([20, 21, 9], [(7, 6), (9, 7)]),  # nodes 1 and 3 lay in places 6 + 1 and 6 + 3
+        ([10, 11, 12, 9], [(8, 7), (10, 8)]),
+        ([10, 9], []),
+        ([9], []),
+    ],
+)
+def test_accepted_nodes_move_to_the_slots_of_their_positions(
+    run: list[int], moved: list[tuple[int, int]]
+) -> None:
+    scheduler = scheduler_of()
+    submit(scheduler)
+    (sequence,) = prefilled(scheduler)
+    plan = planned_tree(scheduler, DRAFTS, PARENTS)
+    pages = list(sequence.pages)
+    (output,) = scheduler.apply(plan, [run])
+    assert (output.num_drafted, output.num_accepted) == (5, len(run) - 1)
+    assert sequence.num_computed == 6 + len(run) - 1
+    assert (sequence.drafts, sequence.parents) == ([], [])
+    assert len(sequence.pages) == -(-sequence.num_computed // PAGE)
+    slots = [[pages[at // PAGE] * PAGE + at % PAGE for at in pair] for pair in moved]
+    expected = [list(side) for side in zip(*slots, strict=True)] or [[], []]
+    assert list(scheduler.moves()) == expected
+    following = scheduler.plan()
+    assert following is not None
+    assert list(following.moves) == expected
+    assert scheduler.moves() == ([], [])
+    scheduler.prefix.check()
+
+
+def test_an_end_token_on_a_branch_cuts_its_path() -> None:
+    scheduler = scheduler_of()
+    submit(scheduler, stop_token_ids=(21,))
+    prefilled(scheduler)
+    plan = planned_tree(scheduler, DRAFTS, PARENTS)
+    (output,) = scheduler.apply(plan, [[20, 21, 9]])
+    assert (output.token_ids, output.finish_reason) == ([20, 21], FINISH_STOP)
+    assert len(scheduler.moves()[0]) == 2
+
+
+def test_of_a_tree_that_is_too_large_its_beginning_is_kept() -> None:
+    scheduler = scheduler_of(max_batched_tokens=4)
+    submit(scheduler, prompt=[1, 2])
+    (sequence,) = prefilled(scheduler)
+    assert planned_tree(scheduler, DRAFTS, PARENTS).trees == [(0, PARENTS[:3])]
+    assert len(sequence.drafts) == 3
+
+
+def test_a_tree_is_no_deeper_than_the_length_that_is_left() -> None:
+    scheduler = scheduler_of()
+    submit(scheduler, max_tokens=3)
+    prefilled(scheduler)
+    assert planned_tree(scheduler, DRAFTS, PARENTS).trees == [(0, PARENTS[:2])]
 
 
 def test_a_preempted_or_aborted_sequence_forgets_its_drafts() -> None:

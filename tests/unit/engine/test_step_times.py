@@ -49,6 +49,36 @@ def test_every_size_that_fits_is_run(section: dict[str, int], pages: int, sizes:
     assert core.step() is None
 
 
+@pytest.mark.parametrize(
+    ("seconds", "num_steps"),
+    [
+        ({1: 0.01, 2: 0.015}, {1: 2, 2: 2}),  # short ones twice
+        ({1: 0.03, 2: 0.05, 4: 0.08}, {1: 2, 2: 1, 4: 1}),  # long ones once, but the first
+        ({1: 0.03, 2: 0.09, 4: 0.1}, {1: 2, 2: 2, 4: 1}),  # unless they are longer than they can be
+    ],
+)
+def test_long_steps_are_run_once_where_they_are_in_line(
+    seconds: dict[int, float], num_steps: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("firstlight.engine.step_times.BUDGET_S", 60.0)
+    looks: list[int] = []
+
+    def step_of(core: EngineCore, size: int) -> float | None:
+        core.step()
+        looks.append(size)
+        return seconds[size]
+
+    monkeypatch.setattr("firstlight.engine.step_times._step_of", step_of)
+    section = EngineSection(
+        max_num_seqs=max(seconds), max_batched_tokens=32, max_model_len=32, page_size_tokens=4
+    )
+    core = EngineCore(Scheduler(section, 101, [3]), Model())
+    times = measure_step_times(core, vocab_size=8)
+    assert {size: looks.count(size) for size in seconds} == num_steps
+    assert {size: times[size] for size in seconds} == seconds
+    assert core.step() is None
+
+
 def test_when_the_time_is_up_the_smaller_sizes_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firstlight.engine.step_times.BUDGET_S", 0.0)
     section = EngineSection(max_num_seqs=32, max_batched_tokens=32, max_model_len=32, page_size_tokens=4)

@@ -79,6 +79,8 @@ def test_a_plan_comes_back_equal() -> None:
     plan = StepPlan(7, [0, 3], [10, 0], [1, 3], [5, 1, 2, 3], [0], [(0, 2, [9]), (3, 0, [4, 5])])
     assert decode_plan(encode_plan(plan)) == plan
     assert plan.num_tokens == 4
+    plan.trees, plan.moves = [(1, [-1, -1])], ([40, 41], [38, 39])
+    assert decode_plan(encode_plan(plan)) == plan
 
 
 OUT_OF_RANGE = {

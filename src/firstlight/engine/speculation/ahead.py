@@ -1,6 +1,6 @@
-"""A sequence as it will be once its first drafts are accepted: the history of a later row of a step.
+"""A sequence as it will be once some drafts are accepted: the history of a later row of a step.
 
-Made by `engine.choosing` for the sampler. Invariant: nothing is copied until it is asked for.
+Made by `engine.choosing` for the sampler and for rules. Invariant: nothing is copied until it is asked for.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from firstlight.engine.request import Sequence
 
 
 class Ahead:
-    """See `sampler.History`. `num` drafts of `sequence` count as its output."""
+    """See `sampler.History`. `drafts` that were accepted count as output of `sequence`."""
 
-    __slots__ = ("_num", "_sequence")
+    __slots__ = ("_drafts", "_sequence")
 
-    def __init__(self, sequence: Sequence, num: int) -> None:
-        self._sequence, self._num = sequence, num
+    def __init__(self, sequence: Sequence, drafts: list[int]) -> None:
+        self._sequence, self._drafts = sequence, drafts
 
     @staticmethod
-    def of(sequence: Sequence, num: int) -> Sequence | Ahead:
+    def of(sequence: Sequence, drafts: list[int]) -> Sequence | Ahead:
         """The sequence itself where no draft counts."""
-        return Ahead(sequence, num) if num else sequence
+        return Ahead(sequence, drafts) if drafts else sequence
 
     @property
     def params(self) -> SamplingParams:
@@ -34,17 +34,17 @@ class Ahead:
 
     @property
     def num_tokens(self) -> int:
-        return self._sequence.num_tokens + self._num
+        return self._sequence.num_tokens + len(self._drafts)
 
     @property
     def num_output(self) -> int:
-        return self._sequence.num_output + self._num
+        return self._sequence.num_output + len(self._drafts)
 
     @property
     def tokens(self) -> list[int]:
-        return self._sequence.tokens + self._sequence.drafts[: self._num]
+        return self._sequence.tokens + self._drafts
 
     @property
     def output_counts(self) -> Counter[int] | None:
         counts = self._sequence.output_counts
-        return None if counts is None else counts + Counter(self._sequence.drafts[: self._num])
+        return None if counts is None else counts + Counter(self._drafts)

@@ -37,37 +37,54 @@ class DraftCounts(msgspec.Struct, array_like=True):
     reason: str = ""  # of that choice
     num_verified: int = 0  # sequences' steps with drafts
     num_plain: int = 0  # sequences' steps without
+    # In a place of a tree all drafts together count once: one of them was right, or none.
     drafted: list[int] = msgspec.field(default_factory=list)
     reached: list[int] = msgspec.field(default_factory=list)  # verified with all before them accepted
     accepted: list[int] = msgspec.field(default_factory=list)
     propose_s: float = 0.0  # in the drafter
     by_length: list[Share] = msgspec.field(default_factory=lambda: _shares(len(LENGTH_NAMES)))
     by_hit: list[Share] = msgspec.field(default_factory=lambda: _shares(len(HIT_NAMES)))
+    # Of trees; a chain is one with a top-k of 1, and as many nodes as drafts.
+    top_k: int = 1
+    most_nodes: int = 0
+    nodes_now: int = 0
+    num_drafted: int = 0  # nodes verified
 
     def record(
-        self, num_drafted: int, num_accepted: int, num_tokens: int = 0, *, is_hit: bool = False
+        self,
+        num_drafted: int,
+        num_accepted: int,
+        num_tokens: int = 0,
+        *,
+        is_hit: bool = False,
+        depth: int | None = None,
     ) -> None:
-        """One sequence's step; it has `num_tokens`, the first of them from the prefix cache if `is_hit`."""
+        """One sequence's step; it has `num_tokens`, the first of them from the prefix cache if `is_hit`.
+
+        `depth`: how many of the drafts stood behind one another, where they were a tree.
+        """
         if not num_drafted:
             self.num_plain += 1
             return
         self.num_verified += 1
+        self.num_drafted += num_drafted
         for share in (self.by_length[bisect_right(LENGTH_BOUNDS, num_tokens)], self.by_hit[is_hit]):
             share.verified += 1
             share.drafted += num_drafted
             share.accepted += num_accepted
-        while len(self.drafted) < num_drafted:
+        num_places = num_drafted if depth is None else depth
+        while len(self.drafted) < num_places:
             self.drafted.append(0)
             self.reached.append(0)
             self.accepted.append(0)
-        for place in range(num_drafted):
+        for place in range(num_places):
             self.drafted[place] += 1
             self.reached[place] += place <= num_accepted
             self.accepted[place] += place < num_accepted
 
     def forget(self) -> None:
         """What was run so far was no user's."""
-        self.num_verified = self.num_plain = 0
+        self.num_verified = self.num_plain = self.num_drafted = 0
         self.drafted, self.reached, self.accepted = [], [], []
         self.propose_s = 0.0
         self.by_length, self.by_hit = _shares(len(LENGTH_NAMES)), _shares(len(HIT_NAMES))
@@ -75,12 +92,15 @@ class DraftCounts(msgspec.Struct, array_like=True):
 
 def figures(counts: DraftCounts) -> dict[str, object]:
     """What the counts say, by name; None where nothing was verified."""
-    drafted, accepted = sum(counts.drafted), sum(counts.accepted)
+    drafted, accepted = counts.num_drafted, sum(counts.accepted)
     verified, plain = counts.num_verified, counts.num_plain
     return {
         "drafter": counts.drafter,
         "draft_tokens": counts.most,
+        "draft_top_k": counts.top_k,
+        "draft_nodes": counts.most_nodes or counts.most,
         "draft_tokens_now": counts.now,
+        "draft_nodes_now": counts.nodes_now,
         "reason": counts.reason,
         "num_verified": verified,
         "num_plain": plain,

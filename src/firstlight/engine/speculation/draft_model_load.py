@@ -15,6 +15,7 @@ from firstlight.engine.kv import KVPool
 from firstlight.engine.speculation.draft_model import DraftModelDrafter
 from firstlight.engine.speculation.host import Extra, Host
 from firstlight.engine.speculation.places import Places
+from firstlight.engine.speculation.shape import Shape, refuse_trees
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.facts.memory import kv_bytes_per_token, weight_bytes_per_rank
 from firstlight.models.declare import Declaration
@@ -49,6 +50,10 @@ class DraftModelDrafting:
         require_same_tokens(TextModel.load(path), TextModel.load(target.path), path)
         return cls(checkpoint, target)
 
+    def check(self, shape: Shape) -> None:
+        """See `Drafting`."""
+        refuse_trees(shape, "a draft model")
+
     def extra(self, ops: Backend) -> Extra:
         """What it takes beside the target: of each token, and for its weights."""
         description = self._checkpoint.description
@@ -72,7 +77,7 @@ class DraftModelDrafting:
         section = structs.replace(host.section, page_size_tokens=1, max_model_len=host.max_positions)
         runner = make_runner(decoder, ops, pool, section, alone)
         pool.zero_null_page(host.section.page_size_tokens)
-        places = Places(host.num_slots, host.section.draft_tokens, host.section.page_size_tokens)
+        places = Places(host.num_slots, host.shape.num_expanded, host.section.page_size_tokens)
         selection = NativeSelection(ops.pool) if isinstance(ops, NativeBackend) else TorchSelection()
         vocab_sizes = (self._target.description.vocab_size, description.vocab_size)
         return DraftModelDrafter(runner, places, selection, vocab_sizes, host.section.max_batched_tokens)

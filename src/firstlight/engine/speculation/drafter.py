@@ -7,10 +7,11 @@ it is never trusted, only verified.
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
+from firstlight.engine.speculation.shape import Shape
 
 
 class Drafter(Protocol):
@@ -43,4 +44,20 @@ class Drafter(Protocol):
 
         A draft is the guess of the token after `sequence.tokens` and the drafts before it.
         """
+        ...
+
+
+Tree = tuple[list[int], list[int]]  # drafts and their parents, the likeliest first: see `engine.tree`
+
+
+@runtime_checkable
+class TreeDrafter(Drafter, Protocol):
+    """A drafter that can also guess several tokens for a place."""
+
+    def propose_trees(self, sequences: Rows[Sequence], shape: Shape) -> list[Tree]:
+        """A tree of at most this shape for each sequence; an empty one where it knows nothing."""
+        ...
+
+    def moved(self, from_slots: Rows[int], to_slots: Rows[int]) -> None:
+        """Drafts of a tree were accepted, and now lie in the slots of their positions."""
         ...

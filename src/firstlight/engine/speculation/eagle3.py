@@ -1,18 +1,16 @@
-"""EAGLE-3 in the engine: a chain of drafts from captured states, with keys and values in the target's pages.
+"""EAGLE-3 in the engine: drafts from captured states, with keys and values in the target's pages.
 
-See `Drafter`; made by `eagle3_load`. Slot p of a page holds the fused state h_p, and keys and values of
-(h_{p-1}, x_p): the state of the token before, and the token itself. So a page's key determines its content,
-whatever comes after it. Invariant: the slot of a computed token was written from the target's own states,
-never from a draft's; drafts have scratch slots.
+A chain of drafts, or a tree of them. See `TreeDrafter`; made by `eagle3_load`. Slot p of a page holds the
+fused state h_p, and keys and values of (h_{p-1}, x_p): the state of the token before, and the token itself.
+So a page's key determines its content, whatever comes after it. Invariant: the slot of a computed token was
+written from the target's own states, never from a draft's; drafts have scratch slots.
 
-Shapes: T rows of a step, B sequences, L slots of the longest one, C captured states, H hidden, R draft
-vocabulary.
+Shapes: T rows of a step, B sequences, L slots of the longest one, R draft vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -20,39 +18,14 @@ import torch
 
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
+from firstlight.engine.speculation.drafter import Tree
+from firstlight.engine.speculation.eagle3_layer import DraftRows, Layer
+from firstlight.engine.speculation.eagle3_tree import TreeGrower
 from firstlight.engine.speculation.guess import Guess
 from firstlight.engine.speculation.places import Places
+from firstlight.engine.speculation.shape import Shape
 from firstlight.engine.speculation.waiting import TrueRows, Waiting
 from firstlight.ops.contract import StepRows
-
-
-@dataclass(frozen=True)
-class DraftRows:
-    """One draft for each sequence, int64 [B], and the slots that it attends to [B, L] up to `positions`."""
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    slots: np.ndarray
-    table: np.ndarray
-
-
-class Layer(Protocol):
-    """The drafter's layer over its own pool: plain PyTorch, or our own kernels."""
-
-    def write(self, states_TCH: torch.Tensor, rows: TrueRows) -> None:  # noqa: N803 - shape suffix
-        """Keeps the fused states of rows, and then their keys and values."""
-        ...
-
-    def begin(self, before_B: np.ndarray) -> None:  # noqa: N803
-        """The next drafts follow the states in these slots."""
-        ...
-
-    def draft(self, rows: DraftRows) -> tuple[np.ndarray, torch.Tensor]:
-        """The place of each row's largest logit, int64 [B], and the logits [B, R]; both until the next call.
-
-        The drafts after it follow this one's output.
-        """
-        ...
 
 
 class Source(Protocol):
@@ -66,7 +39,7 @@ class Source(Protocol):
 
 
 class Eagle3ChainDrafter:
-    """See the module. `ids_R`: the target's id of each draft id, int64."""
+    """See the module. `ids_R`: the target's id of each draft id, int64. `max_rows`: drafts at once."""
 
     name = "eagle3"
     is_model = True
@@ -78,12 +51,14 @@ class Eagle3ChainDrafter:
         ids_R: np.ndarray,  # noqa: N803
         places: Places,
         source: Source,
+        max_rows: int,
     ) -> None:
         self.layers = layers
         self._waiting = Waiting(layer.write, places.num_slots)
         self._layer, self._places, self._source = layer, places, source
-        self._ids_R = ids_R
+        self._ids_R, self._max_rows = ids_R, max_rows
         self._guess = Guess(torch.from_numpy(ids_R).to(torch.int32))
+        self._grower = TreeGrower(layer, ids_R, places, self._guess)
 
     @torch.inference_mode()
     def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
@@ -94,8 +69,9 @@ class Eagle3ChainDrafter:
         rows = self._source.rows
         before = np.maximum(rows.positions_T - 1, 0)
         size = rows.page_size
-        pages = rows.page_table_SP[rows.sequence_T, before // size]
-        slots_before = np.where(rows.positions_T > 0, pages * size + before % size, 0)
+        places = rows.places(np.arange(len(before)), before[:, None])[:, 0]
+        pages = rows.page_table_SP[rows.sequence_T, places // size]
+        slots_before = np.where(rows.positions_T > 0, pages * size + places % size, 0)
         tokens = np.array(plan.tokens, np.int64)
         self._waiting.add(self._source.states, TrueRows(tokens, before, rows.write_slots_T, slots_before))
 
@@ -131,6 +107,26 @@ class Eagle3ChainDrafter:
         for row, mine in zip(asked, np.stack(made, 1).tolist(), strict=True):
             drafts[row] = mine
         return drafts
+
+    @torch.inference_mode()
+    def propose_trees(self, sequences: Rows[Sequence], shape: Shape) -> list[Tree]:
+        """See `TreeDrafter`. As many sequences at once as the layer has rows for."""
+        trees: list[Tree] = [([], []) for _ in sequences]
+        asked = [row for row, sequence in enumerate(sequences) if len(sequence.tokens) > 1]
+        size = self._max_rows // shape.top_k
+        self.catch_up()
+        for first in range(0, len(asked), size):
+            some = asked[first : first + size]
+            chosen = [sequences[row] for row in some]
+            for row, tree in zip(some, self._grower.grow(chosen, self._lasts(chosen), shape), strict=True):
+                trees[row] = tree
+        return trees
+
+    @torch.inference_mode()
+    def moved(self, from_slots: Rows[int], to_slots: Rows[int]) -> None:
+        """See `TreeDrafter`."""
+        self.catch_up()
+        self._layer.moved(from_slots, to_slots)
 
     def _lasts(self, sequences: Rows[Sequence]) -> np.ndarray:
         """Slots of the last computed tokens."""

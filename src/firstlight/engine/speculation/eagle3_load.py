@@ -11,11 +11,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from firstlight.engine.speculation.eagle3 import Eagle3ChainDrafter, Layer
+from firstlight.base.errors import UsageError
+from firstlight.engine.speculation.eagle3 import Eagle3ChainDrafter
+from firstlight.engine.speculation.eagle3_layer import Layer
 from firstlight.engine.speculation.eagle3_native import NativeLayer, Room, why_not
 from firstlight.engine.speculation.eagle3_plain import PlainLayer
 from firstlight.engine.speculation.host import Extra, Host
 from firstlight.engine.speculation.places import Places
+from firstlight.engine.speculation.shape import Shape
 from firstlight.facts.description import ModelDescription
 from firstlight.models.eagle3 import Eagle3Drafter
 from firstlight.models.eagle3_file import load_eagle3
@@ -46,6 +49,15 @@ class Eagle3Drafting:
         layers = f"states of the target's layers {list(model.config.state_layers)} (blocks that have run)"
         return cls(model, (*loaded.notes, layers))
 
+    def check(self, shape: Shape) -> None:
+        """See `Drafting`."""
+        size = self._model.config.draft_vocab_size
+        if shape.top_k > size:
+            raise UsageError(
+                f"--draft-top-k {shape.top_k}: this drafter's vocabulary has {size} tokens.",
+                f"Use at most --draft-top-k {size}.",
+            )
+
     def extra(self, ops: Backend) -> Extra:
         """What it takes beside the target: of each token, and for its weights."""
         c = self._model.config
@@ -63,21 +75,20 @@ class Eagle3Drafting:
             model.look_up = host.decoder.embedding
             model.embedding_VH = torch.empty(0)
         num_slots = host.num_slots + host.num_scratch
+        max_rows = max(host.section.max_num_seqs, host.shape.top_k)
         reason = self._reason(host.ops)
         layer: Layer
         if reason is None and isinstance(host.ops, NativeBackend):
-            room = Room(
-                num_slots, host.section.max_num_seqs, host.max_positions, host.section.page_size_tokens
-            )
+            room = Room(num_slots, max_rows, host.max_positions, host.section.page_size_tokens)
             layer = NativeLayer(model, host.ops, host.decoder.embedding, room)
             _forget_floats(model)
             self.notes += ("weights in 8 bits, by our own kernels",)
         else:
             layer = PlainLayer(model, num_slots, host.ops.device)
             self.notes += (f"in float32, by PyTorch: {reason}",)
-        places = Places(host.num_slots, host.section.draft_tokens, host.section.page_size_tokens)
+        places = Places(host.num_slots, host.shape.num_expanded, host.section.page_size_tokens)
         ids_R = model.target_ids_R.cpu().numpy()  # noqa: N806 - shape suffix
-        return Eagle3ChainDrafter(layer, self.layers, ids_R, places, host.runner)
+        return Eagle3ChainDrafter(layer, self.layers, ids_R, places, host.runner, max_rows)
 
     def _reason(self, ops: Backend) -> str | None:
         """Why it cannot run on our own kernels."""

@@ -1,9 +1,9 @@
 """The drafter's layer as programs of our own kernels: one call for a draft, one for a step's rows.
 
-See `eagle3.Layer`; made by `eagle3_load`. The layer's first products take embedding and state side by side:
-here they are two products, the second added to the first, so that nothing is joined. Weights are rounded to
-8 bits, activations too: a draft that rounds changes no answer, only how often it is right. Invariant: every
-address in a program belongs to a tensor that the layer keeps.
+See `eagle3_layer.Layer`; made by `eagle3_load`. The layer's first products take embedding and state side by
+side: here they are two products, the second added to the first, so that nothing is joined. Weights are
+rounded to 8 bits, activations too: a draft that rounds changes no answer, only how often it is right.
+Invariant: every address in a program belongs to a tensor that the layer keeps.
 
 Shapes: T rows of a step, B sequences, L slots of the longest one, N heads, K key-value heads, D head size,
 C captured states, H hidden, I inner size, R draft vocabulary, V vocabulary.
@@ -12,13 +12,14 @@ C captured states, H hidden, I inner size, R draft vocabulary, V vocabulary.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from firstlight.engine.kv import KVPool
-from firstlight.engine.speculation.eagle3 import DraftRows
+from firstlight.engine.speculation.eagle3_layer import DraftRows
 from firstlight.engine.speculation.waiting import TrueRows
 from firstlight.models.eagle3 import Eagle3Drafter, RmsNorm
 from firstlight.models.layers.linear import StoredMatrix, interleave_rows
@@ -53,7 +54,7 @@ class Room:
     """How much there is to be room for. `num_slots`: with those for drafts."""
 
     num_slots: int
-    num_drafting: int  # sequences
+    num_drafting: int  # drafts at once
     num_positions: int
     page_size: int
 
@@ -103,6 +104,16 @@ class NativeLayer:
     def draft(self, rows: DraftRows) -> tuple[np.ndarray, torch.Tensor]:
         """See `Layer`."""
         return self._drafting.run(rows)
+
+    def follow(self, rows: np.ndarray) -> None:
+        """See `Layer`."""
+        hidden = self._drafting.hidden
+        hidden[: len(rows)] = hidden[torch.from_numpy(rows)]
+
+    def moved(self, from_slots: Rows[int], to_slots: Rows[int]) -> None:
+        """See `Layer`."""
+        self.pool.move(from_slots, to_slots)
+        self.states[list(to_slots)] = self.states[list(from_slots)]
 
     def kv_ops(self, qkv: torch.Tensor, num_heads: int) -> Op:
         """Turns queries (if any) and keys of rows, and writes keys and values to their slots."""

@@ -1,6 +1,7 @@
 """The drafter's layer in plain PyTorch: the reference, and what devices without kernels of ours run.
 
-See `eagle3.Layer`. Invariant: the numbers are those of `models.eagle3` in float32, which training uses too.
+See `eagle3_layer.Layer`. Invariant: the numbers are those of `models.eagle3` in float32, which training uses
+too.
 
 Shapes: T rows of a step, B sequences, L slots of the longest one, N heads, K key-value heads, D head size,
 C captured states, H hidden, R draft vocabulary.
@@ -8,11 +9,13 @@ C captured states, H hidden, R draft vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
+
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
-from firstlight.engine.speculation.eagle3 import DraftRows
+from firstlight.engine.speculation.eagle3_layer import DraftRows
 from firstlight.engine.speculation.waiting import TrueRows
 from firstlight.models.eagle3 import Eagle3Drafter
 
@@ -62,6 +65,15 @@ class PlainLayer:
         self._hidden_BH = self._model.feedback(output_BH)  # noqa: N806
         best: np.ndarray = logits_BR.argmax(-1).cpu().numpy()
         return best, logits_BR
+
+    def follow(self, rows: np.ndarray) -> None:
+        """See `Layer`."""
+        self._hidden_BH = self._hidden_BH[self._there(rows)]  # noqa: N806
+
+    def moved(self, from_slots: Rows[int], to_slots: Rows[int]) -> None:
+        """See `Layer`."""
+        for tensor in (self.states, self.keys, self.values):
+            tensor[list(to_slots)] = tensor[list(from_slots)]
 
     def _there(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)

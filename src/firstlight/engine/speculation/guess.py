@@ -25,6 +25,19 @@ class Guess:
     def __init__(self, ids_R: torch.Tensor) -> None:  # noqa: N803 - shape suffix
         self._ids_R = ids_R
 
+    def draw(self, logits_LR: torch.Tensor, sequences: Rows[Sequence], place: int) -> None:  # noqa: N803
+        """Makes the logits of rows whose sequence is sampled such that the largest is the drawn token's.
+
+        `place` as below.
+        """
+        for row, sequence in enumerate(sequences):
+            params = sequence.params
+            if not params.greedy:
+                key = stream_key(params.seed or 0, sequence.num_tokens + place)
+                logits_LR[row].div_(max(params.temperature, MIN_TEMPERATURE)).add_(
+                    gumbel([key], self._ids_R)[0]
+                )
+
     def improve(
         self, best_B: np.ndarray, logits_BR: torch.Tensor, sequences: Rows[Sequence], place: int
     ) -> None:  # noqa: N803

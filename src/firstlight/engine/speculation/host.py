@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from firstlight.base.config import EngineSection
 from firstlight.engine.runner import ModelRunner
+from firstlight.engine.speculation.shape import Shape, shape_of
 from firstlight.models.decoder import Decoder
 from firstlight.ops.contract import Backend
 
@@ -32,7 +33,12 @@ class Host:
     @property
     def num_scratch(self) -> int:
         """Places behind them for drafts, which are nobody's tokens yet."""
-        return self.section.max_num_seqs * self.section.draft_tokens
+        return self.section.max_num_seqs * self.shape.num_expanded
+
+    @property
+    def shape(self) -> Shape:
+        """The most drafts of a sequence."""
+        return shape_of(self.section)
 
     @property
     def max_positions(self) -> int:

@@ -19,6 +19,7 @@ from firstlight.engine.speculation.ngram import NgramDrafter
 from firstlight.engine.speculation.policy import Policy
 from firstlight.engine.speculation.rejection_rule import RejectionRule
 from firstlight.engine.speculation.rule import Rule
+from firstlight.engine.speculation.shape import Shape, refuse_trees, shape_of
 from firstlight.engine.speculation.speculation import Speculation
 from firstlight.engine.speculation.synthetic import Synthetic
 from firstlight.facts.checkpoint import Checkpoint
@@ -49,6 +50,10 @@ class Drafting(Protocol):
         """A few, for the log of the start."""
         ...
 
+    def check(self, shape: Shape) -> None:
+        """Raises a `UsageError` for drafts that it cannot make."""
+        ...
+
     def extra(self, ops: Backend) -> Extra:
         """The memory that it takes."""
         ...
@@ -65,6 +70,10 @@ class NgramDrafting:
     notes = ()
     words = "prompt lookup"
 
+    def check(self, shape: Shape) -> None:
+        """See `Drafting`."""
+        refuse_trees(shape, "prompt lookup")
+
     def extra(self, ops: Backend) -> Extra:
         """Nothing."""
         return Extra()
@@ -77,11 +86,17 @@ class NgramDrafting:
 def read_drafting(section: EngineSection, target: Checkpoint) -> Drafting | None:
     """Reads what `--drafter` names; None where it asks for none.
 
-    Raises a `UsageError` for what is no drafter, and the reader's errors for one that does not fit.
+    Raises a `UsageError` for what is no drafter or cannot make such drafts, and the reader's errors for one
+    that does not fit.
     """
-    wanted = section.drafter
-    if wanted is None or not section.drafts:
+    if section.drafter is None or not section.drafts:
         return None
+    drafting = _read(section.drafter, target)
+    drafting.check(shape_of(section))
+    return drafting
+
+
+def _read(wanted: str, target: Checkpoint) -> Drafting:
     if wanted == NGRAM:
         return NgramDrafting()
     path = Path(wanted).expanduser()
@@ -102,7 +117,8 @@ def make_speculation(section: EngineSection, drafter: Drafter | None) -> Specula
     """Drafting with a drafter; None without one."""
     if drafter is None:
         return None
-    policy = Policy(section.draft_tokens, adapts=section.draft_adapt)
+    shape = shape_of(section)
+    policy = Policy(shape.depth, tree=shape if shape.is_tree else None, adapts=section.draft_adapt)
     return Speculation(drafter, policy, _rule(section))
 
 
@@ -111,7 +127,9 @@ def describe(section: EngineSection, drafting: Drafting | None, drafter: Drafter
     if drafting is None or drafter is None:
         return {"drafter": "none"}
     how = "as many as pay, at most" if section.draft_adapt else "always"
-    words = f"{drafter.name}: {how} {section.draft_tokens} drafts, {section.draft_verification} verification"
+    words = (
+        f"{drafter.name}: {how} {shape_of(section).words} drafts, {section.draft_verification} verification"
+    )
     if section.draft_acceptance is not None:
         words += f"; accepted by the profile {section.draft_acceptance}: answers are not the model's"
     return {"drafter": words, "drafter_notes": list(drafting.notes)}

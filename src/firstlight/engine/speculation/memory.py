@@ -6,6 +6,7 @@ Used by `Speculation`; the part `own` belongs to the drafter. Invariant: losing 
 from __future__ import annotations
 
 from firstlight.engine.request import Sequence
+from firstlight.engine.speculation.drafter import Tree
 
 # After so many steps in a row whose drafts were wrong, a sequence is left alone for a while, ever longer.
 MAX_MISSES = 3
@@ -13,12 +14,16 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 4, 64  # tokens
 
 
 class DraftMemory:
-    """`num_misses` verifications in a row accepted nothing; no drafts before `resume_at` tokens."""
+    """`num_misses` verifications in a row accepted nothing; no drafts before `resume_at` tokens.
 
-    __slots__ = ("num_misses", "own", "pause", "resume_at")
+    `tree`: what its drafts are in this step, where they are no chain.
+    """
+
+    __slots__ = ("num_misses", "own", "pause", "resume_at", "tree")
 
     def __init__(self) -> None:
         self.own: object = None
+        self.tree: Tree | None = None
         self.num_misses = 0
         self.pause = SHORTEST_PAUSE
         self.resume_at = 0

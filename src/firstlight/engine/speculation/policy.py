@@ -1,7 +1,8 @@
 """How many drafts a step carries: as many as pay, by what steps take and by what was accepted lately.
 
-Asked by `Speculation` before every step. Invariant: without drafts that pay it answers 0, but for a look now
-and then at whether they would.
+Asked by `Speculation` before every step. Chains of every length are weighed, and where trees may be made,
+those of a few sizes. Invariant: without drafts that pay it answers none, but for a look now and then at
+whether they would; and so it looks at trees where a chain is better.
 """
 
 from __future__ import annotations
@@ -9,22 +10,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 
-# Acceptance of the first draft, and of each later one after the one before it, until more is known.
-FIRST_GUESS = 0.6
-_PRIOR_WEIGHT = 2.0
-_KEPT = 1.0 - 1.0 / 48.0  # of a count, at each verification: the last few dozen matter
-_LEAST_COVERAGE = 0.02  # a drafter that knew nothing for long may know something now
+from firstlight.engine.speculation.acceptance import Acceptance
+from firstlight.engine.speculation.shape import NOTHING, Shape, chain
+from firstlight.engine.speculation.tree_acceptance import TreeAcceptance
+
 _NEW_TIME = 0.1  # weight of a new step in the running mean of all
 _NEW_OWN = 0.02  # and in that of its size
 _LONGEST_OUTLIER = 3.0  # a step of that many times the mean counts as no more
 # A gain of less is not worth the risk that the estimate is wrong.
 LEAST_GAIN = 1.02
-LEAST_MORE = 1.005  # for each draft more
-# While no drafts are made: steps between two looks, at least, and what the past may weigh against a look.
+LEAST_MORE = 1.005  # for each draft more, or the next larger tree
+# While no drafts are made, or no trees: steps between two looks, at least.
 STEPS_BETWEEN_LOOKS = 64
 LOOK_TOKENS = 2
 LOOK_SHARE = 0.01  # of the time, at most
-_PAST_WEIGHT = 4.0
 
 
 class StepTimes:
@@ -42,6 +41,11 @@ class StepTimes:
 
     def record(self, num_rows: int, seconds: float) -> None:
         """A step without prompts took so long."""
+        if num_rows > self._rows[-1]:
+            # Beyond what was measured the line is a guess, and the first such step knows better. It may be an
+            # outlier, though: so many rows take no longer than as many steps of one.
+            self.learn(num_rows, min(seconds, num_rows / self._rows[0] * self.of(self._rows[0])))
+            return
         ratio = min(seconds / self.of(num_rows), _LONGEST_OUTLIER)
         self._drift *= 1.0 + _NEW_TIME * (ratio - 1.0)
         self._own[num_rows] = self._own.get(num_rows, 1.0) * (1.0 + _NEW_OWN * (ratio - 1.0))
@@ -68,133 +72,163 @@ class StepTimes:
         return times_s[low] + slope * (num_rows - low)
 
 
-class Acceptance:
-    """Recent shares: of drafts that were right after all before them were, and of sequences with any."""
-
-    def __init__(self, most: int) -> None:
-        self._reached = [_PRIOR_WEIGHT] * most
-        self._accepted = [_PRIOR_WEIGHT * FIRST_GUESS] * most
-        self._asked = self._answered = 1.0
-
-    def record(self, num_drafted: int, num_accepted: int) -> None:
-        """One sequence's drafts were verified."""
-        for place in range(min(num_drafted, num_accepted + 1)):
-            self._reached[place] = _KEPT * self._reached[place] + 1.0
-            self._accepted[place] = _KEPT * self._accepted[place] + (place < num_accepted)
-
-    def record_coverage(self, num_asked: int, num_answered: int) -> None:
-        """The drafter was asked for so many sequences, and knew something of so many."""
-        self._asked = _KEPT * self._asked + num_asked
-        self._answered = _KEPT * self._answered + num_answered
-
-    def loosen(self) -> None:
-        """What comes next shall count, whatever was before."""
-        for place, reached in enumerate(self._reached):
-            if reached > _PAST_WEIGHT:
-                self._accepted[place] *= _PAST_WEIGHT / reached
-                self._reached[place] = _PAST_WEIGHT
-
-    @property
-    def coverage(self) -> float:
-        return max(_LEAST_COVERAGE, self._answered / self._asked)
-
-    def gain(self, num: int) -> float:
-        """Drafts accepted of `num`, on the average."""
-        total, chance = 0.0, 1.0
-        for place in range(num):
-            chance *= self._accepted[place] / self._reached[place]
-            total += chance
-        return total
-
-
 class Policy:
-    """See the module. Before `begin` it answers 0. With `adapts` false it always answers `most`."""
+    """See the module. Before `begin` it answers none. With `adapts` false it always answers the largest.
 
-    def __init__(self, most: int, *, adapts: bool = True) -> None:
+    `most`: k, the drafts one behind the other. `tree`: the largest tree, where there are any.
+    """
+
+    def __init__(self, most: int, *, tree: Shape | None = None, adapts: bool = True) -> None:
         self.most, self.adapts = most, adapts
+        self.largest = tree or chain(most)
         self.acceptance = Acceptance(most)
+        self.tree_acceptance = TreeAcceptance(tree) if tree is not None else None
         self.times: StepTimes | None = None
         self.reason = "the engine starts"
-        self.forced: int | None = None  # so many, while it is set
-        self._draft_times: dict[int, StepTimes] = {}  # of k drafts, by the number of sequences
-        self._num_since_look = 0
-        self._best = 0
+        self.forced: Shape | None = None  # this one, while it is set
+        self._shapes = [chain(num) for num in range(1, most + 1)] + (_trees(tree) if tree else [])
+        self._draft_times: dict[
+            tuple[int, int], StepTimes
+        ] = {}  # of a depth and top-k, by number of sequences
+        self._looks = [_Look(chain(min(LOOK_TOKENS, most)))] + ([_Look(tree)] if tree else [])
+        self._best = NOTHING
 
     def begin(self, times_s: Mapping[int, float]) -> None:
         """The engine serves from now on; `times_s` as `measure_step_times` gave them."""
         self.times = StepTimes(times_s or {1: 1.0})
         self.reason = "no step yet" if self.adapts else "--no-draft-adapt"
 
-    def choose(self, num_sequences: int) -> int:
+    def choose(self, num_sequences: int) -> Shape:
         """Drafts for each of so many sequences."""
         if self.times is None:
-            return 0
+            return NOTHING
         if self.forced is not None:
             return self.forced
         if not self.adapts:
-            return self.most
+            return self.largest
         base_s = self.times.of(num_sequences)
-        best, best_gain = 0, LEAST_GAIN
-        for num in range(1, self.most + 1):
-            gain = self._gain(num, num_sequences, base_s)
-            if gain > best_gain * (LEAST_MORE if best else 1.0):
-                best, best_gain = num, gain
+        best, best_gain = NOTHING, LEAST_GAIN
+        for shape in self._shapes:
+            gain = self._gain(shape, num_sequences, base_s)
+            if gain > best_gain * (LEAST_MORE if best.depth else 1.0):
+                best, best_gain = shape, gain
         self._explain(best, num_sequences, best_gain)
-        if best:
-            self._num_since_look = 0
-            return best
-        self._num_since_look += 1
-        if not self._may_look(num_sequences, base_s):
-            return 0
-        self._num_since_look = 0
-        self.acceptance.loosen()
-        return min(LOOK_TOKENS, self.most)
+        for look in self._looks:
+            look.num_steps = 0 if look.is_seen_by(best) else look.num_steps + 1
+            if self._may_look(look, best, num_sequences, base_s):
+                look.num_steps = 0
+                self._loosen(look.shape)
+                return look.shape
+        return best
 
-    def _may_look(self, num_sequences: int, base_s: float) -> bool:
-        """Not so soon after the last that looks would cost more than their share of the time."""
-        if self._num_since_look < STEPS_BETWEEN_LOOKS:
-            return False
-        assert self.times is not None, "asked before the engine serves"
-        num = min(LOOK_TOKENS, self.most)
-        look_s = self.times.of(num_sequences * (1 + num)) + self._draft_time(num, num_sequences) - base_s
-        return look_s <= LOOK_SHARE * base_s * self._num_since_look
+    def record(self, num_drafted: int, num_accepted: int) -> None:
+        """One sequence's chain was verified."""
+        self.acceptance.record(num_drafted, num_accepted)
 
-    def record_draft_time(self, num: int, num_sequences: int, seconds: float) -> None:
-        """Proposing `num` drafts each for so many sequences took so long."""
-        known = self._draft_times.get(num)
+    def record_tree(self, num_nodes: int, path: list[int], likeliest: list[int]) -> None:
+        """One sequence's tree was verified. `path`: the places of those accepted; `likeliest`: the chain in
+        it."""
+        same = [one == other for one, other in zip(path, likeliest, strict=False)]
+        self.acceptance.record(len(likeliest), same.index(False) if False in same else len(same))
+        if self.tree_acceptance is not None:
+            self.tree_acceptance.record(num_nodes, path)
+
+    def record_draft_time(self, shape: Shape, num_sequences: int, seconds: float) -> None:
+        """Proposing drafts of this shape for so many sequences took so long."""
+        known = self._draft_times.get(shape[:2])
         if known is None:
-            self._draft_times[num] = StepTimes({num_sequences: seconds})
+            self._draft_times[shape[:2]] = StepTimes({num_sequences: seconds})
         else:
             known.learn(num_sequences, seconds)
 
-    def _draft_time(self, num: int, num_sequences: float) -> float:
-        """Of a number of drafts that was never proposed: the longest of the others."""
-        known = self._draft_times.get(num)
+    def expected(self, shape: Shape) -> float:
+        """Drafts accepted of this shape, on the average."""
+        if shape.is_tree and self.tree_acceptance is not None:
+            return self.tree_acceptance.gain(shape.nodes)
+        return self.acceptance.gain(shape.depth)
+
+    def _may_look(self, look: _Look, best: Shape, num_sequences: int, base_s: float) -> bool:
+        """Not so soon after the last that looks would cost more than their share of the time."""
+        if look.num_steps < STEPS_BETWEEN_LOOKS:
+            return False
+        more_s = self._step_time(look.shape, num_sequences) - self._step_time(best, num_sequences)
+        return more_s <= LOOK_SHARE * base_s * look.num_steps
+
+    def _step_time(self, shape: Shape, num_sequences: int) -> float:
+        """With the drafter's, where it knows something of every sequence."""
+        assert self.times is not None, "asked before the engine serves"
+        rows_s = self.times.of(num_sequences * (1 + shape.nodes))
+        return rows_s + (self.draft_time(shape, num_sequences) if shape.depth else 0.0)
+
+    def _loosen(self, shape: Shape) -> None:
+        if shape.is_tree and self.tree_acceptance is not None:
+            self.tree_acceptance.loosen()
+        else:
+            self.acceptance.loosen()
+
+    @property
+    def timed_drafts(self) -> list[Shape]:
+        """Chains, and the largest tree, of which a time is known."""
+        chains = [chain(num) for num in range(1, self.most + 1)]
+        shapes = [*chains, self.largest] if self.largest.is_tree else chains
+        return [shape for shape in shapes if shape[:2] in self._draft_times]
+
+    def draft_time(self, shape: Shape, num_sequences: float) -> float:
+        """Seconds of such drafts each; of a shape that was never proposed, the longest of the others."""
+        known = self._draft_times.get(shape[:2])
         if known is not None:
             return known.of(num_sequences)
         return max((times.of(num_sequences) for times in self._draft_times.values()), default=0.0)
 
-    def _gain(self, num: int, num_sequences: int, base_s: float) -> float:
-        """Tokens a second with `num` drafts each, as a multiple of those without, where there are drafts.
+    def _gain(self, shape: Shape, num_sequences: int, base_s: float) -> float:
+        """Tokens a second with such drafts each, as a multiple of those without, where there are drafts.
 
         The drafter is paid for in every step, also in those in which it knows nothing.
         """
         assert self.times is not None, "asked before the engine serves"
         covered = self.acceptance.coverage * num_sequences
         with_drafts = max(1.0, covered)
-        draft_s = self._draft_time(num, num_sequences) / min(1.0, covered)
-        step_s = self.times.of(num_sequences + with_drafts * num) + draft_s
-        tokens = 1.0 + with_drafts * self.acceptance.gain(num) / num_sequences
+        draft_s = self.draft_time(shape, num_sequences) / min(1.0, covered)
+        step_s = self.times.of(num_sequences + with_drafts * shape.nodes) + draft_s
+        tokens = 1.0 + with_drafts * self.expected(shape) / num_sequences
         return tokens * base_s / step_s
 
-    def _explain(self, best: int, num_sequences: int, gain: float) -> None:
-        if best == self._best and self._num_since_look:
+    def _explain(self, best: Shape, num_sequences: int, gain: float) -> None:
+        if best == self._best and self._looks[0].num_steps:
             return  # the words for no drafts stay the same, and cost nothing
         self._best = best
-        if best:
-            expected = 1.0 + self.acceptance.gain(best)
-            self.reason = (
-                f"{best} each for {num_sequences}: {expected:.2f} tokens where there are drafts, {gain:.2f}x"
-            )
+        if best.depth:
+            expected = 1.0 + self.expected(best)
+            tokens = f"{expected:.2f} tokens where there are drafts"
+            self.reason = f"{best.words} each for {num_sequences}: {tokens}, {gain:.2f}x"
         else:
             self.reason = f"none for {num_sequences}: no number of drafts would gain {LEAST_GAIN - 1.0:.0%}"
+        if self.largest.is_tree and not best.is_tree:
+            self.reason += self._why_no_tree(num_sequences)
+
+    def _why_no_tree(self, num_sequences: int) -> str:
+        assert self.times is not None, "asked before the engine serves"
+        base_s = self.times.of(num_sequences)
+        gains = [(self._gain(s, num_sequences, base_s), s) for s in self._shapes if s.is_tree]
+        gain, shape = max(gains)
+        return f"; {shape.words} would give {1.0 + self.expected(shape):.2f} tokens, {gain:.2f}x"
+
+
+class _Look:
+    """At drafts that were not made for `num_steps`, to see whether they would pay by now."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.num_steps = 0
+
+    def is_seen_by(self, shape: Shape) -> bool:
+        """Whether what becomes of such drafts tells of these."""
+        return shape.nodes >= self.shape.nodes if self.shape.is_tree else shape.depth > 0
+
+
+def _trees(largest: Shape) -> list[Shape]:
+    """Of a few sizes, the smallest first: half the nodes each time, but more than the longest chain."""
+    sizes = [largest.nodes]
+    while sizes[-1] // 2 > largest.depth:
+        sizes.append(sizes[-1] // 2)
+    return [largest._replace(nodes=size) for size in reversed(sizes)]

@@ -2,19 +2,21 @@
 
 An option beside the keyed rule (`--draft-verification rejection`). It keeps the distribution of the answers,
 but not the tokens that a seed gives without drafts. Drafts are taken as certain guesses of the drafter,
-however it made them. Invariant: `acceptance` and `residual` together give the target distribution, exactly.
+however it made them. Several for one place are tried in turn, each on what the ones before it left.
+Invariant: `acceptance` and `residual` together give the target distribution, exactly.
 
 Shapes: V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
+
 import torch
 
 from firstlight.engine.noise import gumbel, stream_key
-from firstlight.engine.request import NO_TOKEN, Sequence
+from firstlight.engine.request import NO_TOKEN
 from firstlight.engine.sampler import MIN_TEMPERATURE, History, adjust
-from firstlight.engine.speculation.ahead import Ahead
 
 # Two streams beside the sampler's: whether a draft is accepted, and what replaces it.
 _ACCEPT_STREAM, _REPLACE_STREAM = 0x0ACC_E975, 0x2E91_ACE5
@@ -52,18 +54,30 @@ def probabilities(logits_V: torch.Tensor, history: History) -> torch.Tensor:  # 
 class RejectionRule:
     """See the module, and `Rule`."""
 
-    def token(self, sequence: Sequence, place: int, token: int, logits_V: torch.Tensor) -> int:  # noqa: N803
-        """The draft, or its replacement. Greedy tokens and the one after the last draft are the sampler's."""
-        if token == NO_TOKEN or place >= len(sequence.drafts) or sequence.params.greedy:
+    def token(
+        self,
+        history: History,
+        place: int,
+        drafts: Rows[int],
+        token: int,
+        logits_V: torch.Tensor,  # noqa: N803
+    ) -> int:
+        """A draft, or what replaces them. What is greedy, or behind the last draft, is the sampler's."""
+        if token == NO_TOKEN or not drafts or history.params.greedy:
             return token
-        draft, seed = sequence.drafts[place], sequence.params.seed or 0
-        position = sequence.num_tokens + place
-        target_V = probabilities(logits_V, Ahead.of(sequence, place))  # noqa: N806 - shape suffix
-        certain_V = torch.zeros_like(target_V)  # noqa: N806
-        certain_V[draft] = 1.0
+        seed, position = history.params.seed or 0, history.num_tokens
+        left_V = probabilities(logits_V, history)  # noqa: N806 - shape suffix
         low, _ = stream_key(seed ^ _ACCEPT_STREAM, position)
-        if low < acceptance(target_V, certain_V, draft) * 2**32:
-            return draft
-        ids_V = torch.arange(len(target_V), dtype=torch.int32)  # noqa: N806
+        chance = low / 2**32
+        for draft in drafts:
+            certain_V = torch.zeros_like(left_V)  # noqa: N806
+            certain_V[draft] = 1.0
+            accepted = acceptance(left_V, certain_V, draft)
+            if chance < accepted:
+                return draft
+            # Of what is left, `chance` tells nothing but where in it the draw lies.
+            chance = (chance - accepted) / (1.0 - accepted)
+            left_V = residual(left_V, certain_V)  # noqa: N806
+        ids_V = torch.arange(len(left_V), dtype=torch.int32)  # noqa: N806
         noise_V = gumbel([stream_key(seed ^ _REPLACE_STREAM, position)], ids_V)[0]  # noqa: N806
-        return int((residual(target_V, certain_V).log() + noise_V).argmax())
+        return int((left_V.log() + noise_V).argmax())

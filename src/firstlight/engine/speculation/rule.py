@@ -6,19 +6,28 @@ Called by `engine.choosing` for each token of a step that carries drafts. Implem
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
 from typing import Protocol
 
 import torch
 
-from firstlight.engine.request import Sequence
+from firstlight.engine.sampler import History
 
 
 class Rule(Protocol):
     """What stands in the place of the sampler's token; a draft is accepted iff it stands there."""
 
-    def token(self, sequence: Sequence, place: int, token: int, logits_V: torch.Tensor) -> int:  # noqa: N803
-        """The token after `place` accepted drafts, where the sampler chose `token`.
+    def token(
+        self,
+        history: History,
+        place: int,
+        drafts: Rows[int],
+        token: int,
+        logits_V: torch.Tensor,  # noqa: N803
+    ) -> int:
+        """The token behind `history`, where the sampler chose `token`, and `drafts` are the guesses of it.
 
-        `logits_V` are the model's, and may be changed in place.
+        `place` drafts were accepted before it. `drafts` are different ones; several if they are a tree, and
+        none behind the last. `logits_V` are the model's, and may be changed in place.
         """
         ...

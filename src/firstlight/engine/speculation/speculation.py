@@ -14,11 +14,13 @@ from firstlight.engine.messages import SequenceOutput
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.counts import DraftCounts
-from firstlight.engine.speculation.drafter import Drafter
+from firstlight.engine.speculation.drafter import Drafter, Tree, TreeDrafter
 from firstlight.engine.speculation.memory import memory_of
 from firstlight.engine.speculation.policy import Policy
 from firstlight.engine.speculation.rule import Rule
+from firstlight.engine.speculation.shape import NOTHING, Shape
 from firstlight.engine.speculation.synthetic import Synthetic
+from firstlight.engine.tree import depths, first_path, path_of
 
 
 class Speculation:
@@ -26,7 +28,8 @@ class Speculation:
 
     def __init__(self, drafter: Drafter, policy: Policy, rule: Rule | None = None) -> None:
         self.drafter, self.policy, self.rule = drafter, policy, rule
-        self.counts = DraftCounts(drafter.name, policy.most)
+        largest = policy.largest
+        self.counts = DraftCounts(drafter.name, policy.most, top_k=largest.top_k, most_nodes=largest.nodes)
         self._propose_s = 0.0
 
     def begin(self, times_s: Mapping[int, float]) -> None:
@@ -42,36 +45,72 @@ class Speculation:
     def propose(self, sequences: Rows[Sequence]) -> None:
         """Gives drafts to sequences whose next step makes a token."""
         self._propose_s = 0.0
-        num = self.policy.choose(len(sequences)) if sequences else 0
-        self.counts.now, self.counts.reason = num, self.policy.reason
-        if not num:
+        shape = self.policy.choose(len(sequences)) if sequences else NOTHING
+        self.counts.now, self.counts.nodes_now, self.counts.reason = (
+            shape.depth,
+            shape.nodes,
+            self.policy.reason,
+        )
+        if not shape.depth:
             return
         started_s = perf_counter()
         asked = [s for s in sequences if self._is_open(s)]
-        answered = 0
-        for sequence, drafts in zip(asked, self.drafter.propose(asked, num), strict=True):
-            if isinstance(self.rule, Synthetic):
-                drafts.extend([sequence.tokens[-1]] * (num - len(drafts)))
-            sequence.drafts = drafts
-            answered += len(drafts) > 0
+        answered = self._trees(asked, shape) if shape.is_tree else self._chains(asked, shape.depth)
         self._propose_s = perf_counter() - started_s
         self.counts.propose_s += self._propose_s
-        self.policy.record_draft_time(num, len(sequences), self._propose_s)
+        self.policy.record_draft_time(shape, len(sequences), self._propose_s)
         self.policy.acceptance.record_coverage(len(sequences), answered)
 
     def record(self, sequences: Rows[Sequence], outputs: Rows[SequenceOutput]) -> None:
         """What a step gave to the sequences that got tokens."""
         for sequence, output in zip(sequences, outputs, strict=True):
             drafted, accepted = output.num_drafted, output.num_accepted
-            self.counts.record(drafted, accepted, sequence.num_tokens, is_hit=sequence.num_cached > 0)
-            if output.num_drafted:
-                self.policy.acceptance.record(output.num_drafted, output.num_accepted)
-                memory_of(sequence).record(output.num_accepted, sequence.num_tokens)
+            memory, depth = memory_of(sequence) if drafted else None, drafted
+            if memory is not None:
+                if memory.tree is None:
+                    self.policy.record(drafted, accepted)
+                else:
+                    depth = self._record_tree(memory.tree, output)
+                memory.record(accepted, sequence.num_tokens)
+            is_hit = sequence.num_cached > 0
+            self.counts.record(drafted, accepted, sequence.num_tokens, is_hit=is_hit, depth=depth)
+
+    def moved(self, from_slots: Rows[int], to_slots: Rows[int]) -> None:
+        """Where accepted drafts of trees go, before anything is drafted from them."""
+        if from_slots and isinstance(self.drafter, TreeDrafter):
+            self.drafter.moved(from_slots, to_slots)
 
     def record_time(self, num_rows: int, step_s: float) -> None:
         """A step without prompts took so long, the drafter's time included."""
         if self.policy.times is not None:
             self.policy.times.record(num_rows, step_s - self._propose_s)
+
+    def _chains(self, asked: list[Sequence], num: int) -> int:
+        """How many of the sequences got any."""
+        answered = 0
+        for sequence, drafts in zip(asked, self.drafter.propose(asked, num), strict=True):
+            if isinstance(self.rule, Synthetic):
+                drafts.extend([sequence.tokens[-1]] * (num - len(drafts)))
+            sequence.drafts = drafts
+            memory_of(sequence).tree = None
+            answered += len(drafts) > 0
+        return answered
+
+    def _trees(self, asked: list[Sequence], shape: Shape) -> int:
+        """The same with trees."""
+        assert isinstance(self.drafter, TreeDrafter), "trees of a drafter that makes none"
+        answered = 0
+        for sequence, tree in zip(asked, self.drafter.propose_trees(asked, shape), strict=True):
+            sequence.drafts, sequence.parents = memory_of(sequence).tree = tree
+            answered += len(sequence.drafts) > 0
+        return answered
+
+    def _record_tree(self, tree: Tree, output: SequenceOutput) -> int:
+        """Tells the policy of a tree as it was verified; how deep it was."""
+        drafts, parents = tree
+        path = path_of(drafts, parents, output.token_ids[: output.num_accepted])
+        self.policy.record_tree(len(drafts), path, first_path(parents))
+        return max(depths(parents))
 
     def _is_open(self, sequence: Sequence) -> bool:
         return not self.policy.adapts or memory_of(sequence).resume_at <= sequence.num_tokens

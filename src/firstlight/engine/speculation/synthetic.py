@@ -6,10 +6,12 @@ forced draft stands where the model's token belongs. Invariant: the same seed an
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
+
 import torch
 
 from firstlight.engine.noise import stream_key
-from firstlight.engine.request import Sequence
+from firstlight.engine.sampler import History
 
 _OTHER_STREAM = 0x5EED_D1CE  # so that the decisions do not follow the sampler's noise
 
@@ -20,13 +22,20 @@ class Synthetic:
     def __init__(self, profile: tuple[float, ...]) -> None:
         self.profile = profile
 
-    def token(self, sequence: Sequence, place: int, token: int, logits_V: torch.Tensor) -> int:  # noqa: N803
-        """The draft where the profile accepts it; otherwise the sampler's token, or one beside it."""
-        if place >= len(sequence.drafts):
+    def token(
+        self,
+        history: History,
+        place: int,
+        drafts: Rows[int],
+        token: int,
+        logits_V: torch.Tensor,  # noqa: N803
+    ) -> int:
+        """The first draft where the profile accepts it; otherwise the sampler's token, or one beside it."""
+        if not drafts:
             return token
-        draft = sequence.drafts[place]
         chance = self.profile[min(place, len(self.profile) - 1)]
-        low, _ = stream_key((sequence.params.seed or 0) ^ _OTHER_STREAM, sequence.num_tokens + place)
+        low, _ = stream_key((history.params.seed or 0) ^ _OTHER_STREAM, history.num_tokens)
         if low < chance * 2**32:
-            return draft
-        return token if token != draft else max(draft - 1, 0) + (draft == 0)
+            return drafts[0]
+        beside = (abs(token - distance) for distance in range(2 * len(drafts) + 1))
+        return next(other for other in beside if other not in drafts)

@@ -1,14 +1,15 @@
-"""A drafter is tried at the start: how long a draft takes, and how often it is right on fixed prompts.
+"""A drafter is tried at the start: how often its drafts are right on fixed prompts.
 
 Called by `engine.lead` and `LLM` for drafters that are models, before users come. The prompts are the
 target's own words, drawn from its first token with fixed seeds, so that no tokenizer is needed; the answers
-are greedy. Invariant: nothing of it stays but what the policy has learnt: no sequence, no page, no count.
+are greedy. A trial that was finished is remembered for the next start of the same pair. Invariant: nothing of
+it stays but what the policy has learnt: no sequence, no page, no count.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,14 +17,15 @@ import msgspec
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Abort, Submit
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.request import Sequence
-from firstlight.engine.speculation.counts import figures
+from firstlight.engine.speculation.counts import DraftCounts, figures
+from firstlight.engine.speculation.remembered import TrialMemory, Tried
+from firstlight.engine.speculation.shape import NOTHING, shape_of
 from firstlight.engine.speculation.speculation import Speculation
+from firstlight.engine.startup import Started
 
-LIMIT_S = 1.0
-PROMPT_SHARE = 0.4  # of that time for the prompts, which are as long as they have become by then
+LIMIT_S = 1.5
+PROMPT_SHARE = 0.3  # of that time for the prompts, which are as long as they have become by then
 NUM_PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 2, 8, 16
-_TIMES = 2  # a draft is timed so often
 _KEPT = (
     "acceptance_length",
     "accepted_per_drafted",
@@ -32,39 +34,95 @@ _KEPT = (
 )
 
 
-def try_drafter(core: EngineCore, first_token: int | None) -> dict[str, Any] | None:
+def try_drafter(
+    core: EngineCore, first_token: int | None, memory: TrialMemory | None = None
+) -> dict[str, Any] | None:
     """What is to be said of the drafter in the start-up report; None where there is none to be tried.
 
-    Call after `EngineCore.begin`. It ends after a second at most, with what is known by then.
+    Call after `EngineCore.begin`. It ends at once where `memory` has what an earlier start found, otherwise
+    after one and a half seconds at most, with what is known by then.
     """
     speculation = core.speculation
     if speculation is None or not speculation.drafter.is_model:
         return None
-    started_s = time.monotonic()
-    trial = _Trial(core, speculation, started_s + PROMPT_SHARE * LIMIT_S, started_s + LIMIT_S)
-    prompts = trial.prompts(first_token or 0)
-    trial.answer(prompts)
-    said = figures(speculation.counts)
-    report = {
-        "draft_tokens": speculation.policy.most,
-        "num_prompts": len(prompts),
-        "num_tokens": trial.num_tokens,
-        **{name: said[name] for name in _KEPT},
-        "draft_ms": trial.draft_ms,
-        "is_complete": trial.num_tokens == len(prompts) * ANSWER_TOKENS,
+    draft_ms = _draft_ms(speculation)
+    kept = None if memory is None else memory.recall(speculation.policy.most)
+    tried = kept.tried if kept is not None else _try(core, speculation, first_token or 0)
+    is_complete = tried.num_tokens == tried.num_prompts * ANSWER_TOKENS
+    if memory is not None and kept is None and is_complete:
+        memory.keep(tried)
+    if not speculation.policy.largest.is_tree:  # what it learnt of trees is not in counts by place
+        speculation.policy.acceptance.begin(tried.reached, tried.accepted)
+    return {
+        **_figures(speculation, tried),
+        "draft_ms": draft_ms,
+        "is_complete": is_complete,
+        "remembered_from": None if kept is None else kept.date,
+        "notes": [] if memory is None else memory.notes,
     }
-    core.scheduler.forget()
-    speculation.counts.forget()
-    return report
+
+
+def memory_for(started: Started) -> TrialMemory | None:
+    """Where the trial of an engine's drafter is remembered; None where there is none to be tried.
+
+    Trees are tried anew at each start: counts by place say nothing of trees of other sizes.
+    """
+    is_tried = started.drafter is not None and started.drafter.is_model
+    if not is_tried or shape_of(started.section).is_tree:
+        return None
+    sizes = (NUM_PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS)
+    return TrialMemory.of(started.checkpoint, started.section, started.report, sizes)
 
 
 def in_words(report: dict[str, Any]) -> str:
     """One line for the log."""
     length, times_ms = report["acceptance_length"], report["draft_ms"]
-    if length is None or not times_ms:
-        return "the drafter could not be tried in time"
-    most = report["draft_tokens"]
-    return f"{length:.2f} tokens a step with {most} drafts, which take {times_ms[str(most)]:.2f} ms"
+    drafts = report["drafts"]
+    if length is None:
+        words = "the drafter could not be tried in time"
+    else:
+        words = f"{length:.2f} tokens a step with {drafts} drafts"
+        if drafts in times_ms:
+            words += f", which take {times_ms[drafts]:.2f} ms"
+        if report["remembered_from"] is not None:
+            words += f"; acceptance remembered from {report['remembered_from']}"
+    return "; ".join([words, *report["notes"]])
+
+
+def _try(core: EngineCore, speculation: Speculation, first_token: int) -> Tried:
+    started_s = time.monotonic()
+    trial = _Trial(core, speculation, started_s + PROMPT_SHARE * LIMIT_S, started_s + LIMIT_S)
+    prompts = trial.prompts(first_token)
+    trial.answer(prompts)
+    counts = speculation.counts
+    places = (counts.drafted, counts.reached, counts.accepted)
+    tried = Tried(len(prompts), trial.num_tokens, counts.num_verified, *map(list, places), counts.num_drafted)
+    core.scheduler.forget()
+    counts.forget()
+    return tried
+
+
+def _figures(speculation: Speculation, tried: Tried) -> dict[str, Any]:
+    num_drafted = tried.num_drafted or sum(tried.drafted)
+    counts = DraftCounts(num_verified=tried.num_verified, num_drafted=num_drafted)
+    counts.drafted, counts.reached, counts.accepted = tried.drafted, tried.reached, tried.accepted
+    said = figures(counts)
+    largest = speculation.policy.largest
+    return {
+        "drafts": largest.words,
+        "draft_tokens": largest.depth,
+        "draft_top_k": largest.top_k,
+        "draft_nodes": largest.nodes,
+        "num_prompts": tried.num_prompts,
+        "num_tokens": tried.num_tokens,
+        **{name: said[name] for name in _KEPT},
+    }
+
+
+def _draft_ms(speculation: Speculation) -> dict[str, float]:
+    """Of all drafts of a step of one sequence, by their number, as they were timed."""
+    policy = speculation.policy
+    return {shape.words: round(1e3 * policy.draft_time(shape, 1), 3) for shape in policy.timed_drafts}
 
 
 @dataclass
@@ -74,21 +132,20 @@ class _Trial:
     prompts_until_s: float
     until_s: float
     num_tokens: int = 0
-    draft_ms: dict[str, float] = field(default_factory=dict)  # of all drafts of a step, by their number
 
     def prompts(self, first_token: int) -> list[list[int]]:
         """Some tokens of the target's own, without drafts."""
         num = min(NUM_PROMPTS, self.core.scheduler.most_running(1 + PROMPT_TOKENS + ANSWER_TOKENS))
         sampled = SamplingParams(temperature=1.0, max_tokens=PROMPT_TOKENS, ignore_eos=True, seed=0)
         params = [msgspec.structs.replace(sampled, seed=seed) for seed in range(num)]
-        self.speculation.policy.forced = 0
+        self.speculation.policy.forced = NOTHING
         said = self._run([[first_token]] * num, params, self.prompts_until_s)
         return [[first_token, *tokens] for tokens in said]
 
     def answer(self, prompts: list[list[int]]) -> None:
-        """Greedy answers with as many drafts as may be; a draft is timed on the way."""
+        """Greedy answers with as many drafts as may be."""
         policy = self.speculation.policy
-        policy.forced = policy.most
+        policy.forced = policy.largest
         params = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, seed=0, ignore_eos=True)
         said = self._run(prompts, [params] * len(prompts), self.until_s)
         policy.forced = None
@@ -103,23 +160,7 @@ class _Trial:
             outputs = self.core.step()
             for output in outputs.outputs if outputs is not None else []:
                 said[output.request_id] += output.token_ids
-            if self.speculation.policy.forced and not self.draft_ms:
-                self._time(self.core.scheduler.decoding_sequences())
         self.core.handle(Abort(names))
         while self.core.step() is not None:
             pass
         return list(said.values())
-
-    def _time(self, sequences: list[Sequence]) -> None:
-        """Drafts for one and for all of the sequences, thrown away."""
-        drafter, policy = self.speculation.drafter, self.speculation.policy
-        for some in ([sequences] if len(sequences) > 1 else []) + [sequences[:1]]:
-            for num in range(1, policy.most + 1):
-                times_s = []
-                for _ in range(_TIMES):
-                    started_s = time.perf_counter()
-                    drafter.propose(some, num)
-                    times_s.append(time.perf_counter() - started_s)
-                policy.record_draft_time(num, len(some), min(times_s))
-                if len(some) == 1:
-                    self.draft_ms[str(num)] = round(1e3 * min(times_s), 3)

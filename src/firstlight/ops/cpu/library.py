@@ -59,8 +59,18 @@ class Step(ctypes.Structure):
         ),
         *(
             (name, ctypes.c_void_p)
-            for name in ("tokens", "turns", "write_slots", "logit_rows", "starts", "counts", "pages")
+            for name in (
+                "tokens",
+                "turns",
+                "write_slots",
+                "logit_rows",
+                "starts",
+                "counts",
+                "pages",
+                "branches",
+            )
         ),
+        ("branch_width", ctypes.c_int64),
     )
 
 

@@ -33,6 +33,7 @@ class NativePlan:
     starts: np.ndarray[Any, np.dtype[np.int64]]
     counts: np.ndarray[Any, np.dtype[np.int64]]
     pages_SP: np.ndarray[Any, np.dtype[np.int64]]
+    branches_TW: np.ndarray[Any, np.dtype[np.int64]] | None
     page_size: int
     shape: AttentionShape
 
@@ -42,6 +43,8 @@ class NativePlan:
         step.page_size = self.page_size
         step.starts, step.counts = address(self.starts), address(self.counts)
         step.pages = address(self.pages_SP)
+        if self.branches_TW is not None:
+            step.branches, step.branch_width = address(self.branches_TW), self.branches_TW.shape[1]
 
 
 def attention_op(shape: AttentionShape, row_stride: int, kv_dtype: torch.dtype) -> Op:
@@ -146,6 +149,7 @@ class NativeBackend:
             np.array(rows.starts, dtype=np.int64),
             np.array(rows.counts, dtype=np.int64),
             np.ascontiguousarray(rows.page_table_SP, dtype=np.int64),
+            rows.branches_TW,
             rows.page_size,
             shape,
         )

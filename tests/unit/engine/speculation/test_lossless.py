@@ -10,11 +10,24 @@ import itertools
 
 import pytest
 import torch
+from msgspec import structs
 
 from firstlight.engine.speculation import rejection_rule
 from firstlight.engine.speculation.rejection_rule import RejectionRule, acceptance, probabilities, residual
 from firstlight.engine.speculation.rule import Rule
-from support.draft_draws import DRAFTER, FIRST, PAIRS, TABLE, V, WithoutResidual, is_fair, step
+from firstlight.engine.tree import ROOT
+from support.draft_draws import (
+    DRAFTER,
+    FIRST,
+    PAIRS,
+    TABLE,
+    V,
+    WithoutResidual,
+    chi_square,
+    is_fair,
+    limit,
+    step,
+)
 from support.sampling import kept_tokens, sequence
 
 NUM_DRAWS = 6_000  # a hundred thousand of them are in tests/long
@@ -55,6 +68,30 @@ def test_two_tokens_after_any_certain_drafts_have_the_target_s_joint_distributio
         torch.testing.assert_close(given, expected)
 
 
+def test_one_of_several_guesses_after_the_other_leaves_the_target_distribution() -> None:
+    """Any three different guesses for a place, tried in turn on what the ones before them left."""
+    for place, guesses in itertools.product(range(V), itertools.permutations(range(V), 3)):
+        target = TABLE[place].double().softmax(-1)
+        given, left, chance = torch.zeros(V, dtype=torch.float64), target, 1.0
+        certain = torch.eye(V, dtype=torch.float64)
+        for guess in guesses:
+            accepted = acceptance(left, certain[guess], guess)
+            given[guess] += chance * accepted
+            left, chance = residual(left, certain[guess]), chance * (1 - accepted)
+        torch.testing.assert_close(given + chance * left, target)
+
+
+def test_the_rule_takes_guesses_in_turn_by_one_draw() -> None:
+    """One draw decides of all the guesses, and yet each comes as often as it should."""
+    history, guesses = sequence([FIRST], [], temperature=1.0), [4, 1, 6]
+    target = TABLE[FIRST].double().softmax(-1)
+    num, counts = 2000, torch.zeros(V, dtype=torch.float64)
+    for seed in range(num):
+        history.params = structs.replace(history.params, seed=seed)
+        counts[RejectionRule().token(history, 0, guesses, 0, TABLE[FIRST].clone())] += 1
+    assert chi_square(counts, target) < limit(V - 1)
+
+
 def test_with_a_seed_no_pair_of_drafts_changes_a_token() -> None:
     """Keyed: every run is a beginning of what the same seed gives without drafts, and one token at least."""
     seeds = range(40)
@@ -81,6 +118,27 @@ def test_probabilities_are_those_of_what_the_sampler_may_draw(params: dict[str, 
 
 
 # --- counting ---
+
+
+@pytest.mark.parametrize("rule", [None, RejectionRule()], ids=["keyed", "rejection"])
+def test_pairs_of_tokens_from_trees_come_as_often_as_they_should(rule: Rule | None) -> None:
+    """The two likeliest behind the first token, and behind each of these: the second token, where there is
+    one, is distributed as the model says behind the first."""
+    first = TABLE[FIRST].topk(2).indices.tolist()
+    seconds = [TABLE[token].topk(2).indices.tolist() for token in first]
+    drafts = [*first, *seconds[0], *seconds[1]]
+    runs = step(tuple(drafts), range(NUM_DRAWS // 3), rule, parents=[ROOT, ROOT, 0, 0, 1, 1])
+    counts = torch.zeros(V, dtype=torch.float64)
+    for run in runs:
+        counts[run[0]] += 1
+    assert chi_square(counts, TABLE[FIRST].double().softmax(-1)) < limit(V - 1)
+    for token in first:
+        after = torch.zeros(V, dtype=torch.float64)
+        for run in runs:
+            if run[0] == token:
+                after[run[1]] += 1
+        assert chi_square(after, TABLE[token].double().softmax(-1)) < limit(V - 1)
+    assert max(len(run) for run in runs) == 3
 
 
 @pytest.mark.parametrize("rule", [None, RejectionRule()], ids=["keyed", "rejection"])

@@ -11,6 +11,7 @@ import torch
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import FirstlightError
+from firstlight.engine.speculation.draft_model_load import DraftModelDrafting
 from firstlight.engine.speculation.make import read_drafting
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
@@ -25,9 +26,9 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return write_pair(tmp_path)
 
 
-def read(target: Path, drafter: str | None) -> object:
+def read(target: Path, drafter: str | None, **section: int) -> object:
     checkpoint: Checkpoint = open_checkpoint(target)
-    return read_drafting(EngineSection(drafter=drafter), checkpoint)
+    return read_drafting(EngineSection(drafter=drafter, **section), checkpoint)
 
 
 def config(folder: Path, **changes: object) -> None:
@@ -98,3 +99,23 @@ def test_what_is_not_there_is_a_usage_error(folders: tuple[Path, Path], name: st
 def test_none_and_nothing_ask_for_no_drafts(folders: tuple[Path, Path]) -> None:
     assert read(folders[0], None) is None
     assert read(folders[0], "none") is None
+
+
+@pytest.mark.parametrize(
+    ("drafter", "top_k", "words"),
+    [
+        ("ngram", 4, "prompt lookup makes chains alone"),
+        ("target", 4, "a draft model makes chains alone"),
+        ("drafter", 41, "this drafter's vocabulary has 40 tokens"),
+    ],
+)
+def test_trees_that_a_drafter_cannot_make(
+    folders: tuple[Path, Path], drafter: str, top_k: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {"target": str(folders[0]), "drafter": str(folders[1])}.get(drafter, drafter)
+    monkeypatch.setattr(DraftModelDrafting, "read", lambda path, target: DraftModelDrafting(target, target))
+    with pytest.raises(FirstlightError, match=words) as caught:
+        read(folders[0], named, draft_top_k=top_k)
+    assert caught.value.exit_code == USAGE
+    assert caught.value.hint
+    read(folders[0], str(folders[1]), draft_top_k=40)

@@ -6,6 +6,7 @@ import pytest
 
 from firstlight.engine.speculation.memory import LONGEST_PAUSE, MAX_MISSES, SHORTEST_PAUSE, DraftMemory
 from firstlight.engine.speculation.policy import STEPS_BETWEEN_LOOKS, Policy, StepTimes
+from firstlight.engine.speculation.shape import NOTHING, Shape, chain
 
 FLAT = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0}
 STEEP = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}
@@ -23,25 +24,25 @@ def policy_of(times_s: dict[int, float], accepted: int, most: int = 4) -> Policy
 
 def test_before_it_begins_and_where_it_may_not_choose() -> None:
     policy = Policy(3)
-    assert policy.choose(1) == 0
+    assert policy.choose(1).depth == 0
     fixed = Policy(3, adapts=False)
-    assert fixed.choose(1) == 0
+    assert fixed.choose(1).depth == 0
     fixed.begin(STEEP)
-    assert [fixed.choose(number) for number in (1, 50)] == [3, 3]
+    assert [fixed.choose(number).depth for number in (1, 50)] == [3, 3]
     assert fixed.reason == "--no-draft-adapt"
 
 
 @pytest.mark.parametrize(("times_s", "accepted", "expected"), [(FLAT, 4, 4), (FLAT, 2, 2), (STEEP, 4, 0)])
 def test_as_many_as_pay(times_s: dict[int, float], accepted: int, expected: int) -> None:
     policy = policy_of(times_s, accepted)
-    assert policy.choose(1) == expected
+    assert policy.choose(1).depth == expected
     assert policy.reason.startswith(f"{expected or 'none'} ")
 
 
 def test_a_batch_that_fills_the_machine_gets_fewer() -> None:
     times_s = {rows: max(1.0, rows / 8) for rows in (1, 2, 4, 8, 16, 32, 64)}
     policy = policy_of(times_s, 3)
-    chosen = [policy.choose(number) for number in (1, 2, 4, 8, 16)]
+    chosen = [policy.choose(number).depth for number in (1, 2, 4, 8, 16)]
     assert chosen[0] == 3
     assert chosen == sorted(chosen, reverse=True)
     assert chosen[-1] == 0
@@ -49,24 +50,24 @@ def test_a_batch_that_fills_the_machine_gets_fewer() -> None:
 
 def test_while_nothing_pays_a_look_is_taken_now_and_then() -> None:
     policy = policy_of(FLAT, 0)
-    chosen = [policy.choose(1) for _ in range(3 * STEPS_BETWEEN_LOOKS)]
+    chosen = [policy.choose(1).depth for _ in range(3 * STEPS_BETWEEN_LOOKS)]
     assert chosen.count(0) == len(chosen) - 3
     for _ in range(100):
         policy.acceptance.record(2, 2)
-    assert policy.choose(1) > 0
+    assert policy.choose(1).depth > 0
 
 
 def test_a_look_that_costs_much_is_taken_seldom() -> None:
     policy = policy_of(STEEP, 0)
-    chosen = [policy.choose(1) for _ in range(401)]
+    chosen = [policy.choose(1).depth for _ in range(401)]
     assert chosen.count(0) == len(chosen) - 2  # a step of three rows costs two steps more: 1 % after 200
 
 
 def test_a_slow_drafter_is_not_asked() -> None:
     policy = policy_of(FLAT, 4)
     for num in range(1, 5):
-        policy.record_draft_time(num, 1, 5.0)
-    assert policy.choose(1) == 0
+        policy.record_draft_time(chain(num), 1, 5.0)
+    assert policy.choose(1).depth == 0
 
 
 def test_step_times_are_lines_between_what_is_known_and_follow_what_comes() -> None:
@@ -94,6 +95,16 @@ def test_sizes_that_do_not_come_stay_comparable_with_those_that_do() -> None:
     assert times.of(32) == pytest.approx(20.0, rel=0.02)
 
 
+def test_a_step_longer_than_any_at_the_start_is_taken_as_it_is() -> None:
+    """A start so slow that it had time for steps of one row alone: then nothing is known of larger ones."""
+    times = StepTimes({1: 1.0})
+    assert times.of(17) == 1.0
+    times.record(17, 8.0)
+    assert [times.of(rows) for rows in (1, 17)] == pytest.approx([1.0, 8.0])
+    times.record(33, 500.0)
+    assert times.of(33) == pytest.approx(33.0)
+
+
 def test_a_sequence_whose_drafts_are_wrong_is_left_alone_for_a_while() -> None:
     memory = DraftMemory()
     for _ in range(MAX_MISSES):
@@ -112,9 +123,67 @@ def test_drafts_of_many_sequences_take_their_own_time() -> None:
     """A drafter that is quick for one and slow for eight is asked for one."""
     policy = policy_of(FLAT, 4)
     for num in range(1, 5):
-        policy.record_draft_time(num, 1, 0.01)
-        policy.record_draft_time(num, 8, 20.0)
-    assert policy.choose(1) == 4
-    assert policy.choose(8) == 0
-    policy.forced = 2
-    assert policy.choose(8) == 2
+        policy.record_draft_time(chain(num), 1, 0.01)
+        policy.record_draft_time(chain(num), 8, 20.0)
+    assert policy.choose(1).depth == 4
+    assert policy.choose(8).depth == 0
+    policy.forced = chain(2)
+    assert policy.choose(8).depth == 2
+
+
+TREE = Shape(3, 4, 16)
+# A tree's nodes in the order of their likelihood: 0, 1 and 9 are accepted, of which 0 alone is in the chain.
+PATH, LIKELIEST = [0, 2, 9], [0, 1, 4]
+
+
+def policy_with_trees(times_s: dict[int, float], path: list[int] = PATH) -> Policy:
+    policy = Policy(3, tree=TREE)
+    policy.begin(times_s)
+    for _ in range(500):
+        policy.record_tree(16, path, LIKELIEST)
+        policy.acceptance.record_coverage(1, 1)
+    return policy
+
+
+def times_of(step: int) -> dict[int, float]:
+    """Up to so many rows as quick as one; then each costs as much again."""
+    return {rows: max(1.0, rows / step) for rows in (1, 2, 4, 5, 8, 9, 16, 17, 32, 64)}
+
+
+def test_one_verified_tree_tells_of_smaller_ones_and_of_the_chain() -> None:
+    policy = policy_with_trees(times_of(64))
+    gains = [policy.expected(TREE._replace(nodes=nodes)) for nodes in (2, 3, 9, 10, 16)]
+    assert gains == pytest.approx([1.0, 2.0, 2.0, 3.0, 3.0], abs=0.01)
+    assert policy.expected(chain(3)) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize(("step", "nodes"), [(17, 16), (9, 4), (2, 1), (1, 0)])
+def test_a_tree_is_made_as_large_as_pays_and_else_a_chain_or_nothing(step: int, nodes: int) -> None:
+    policy = policy_with_trees(times_of(step))
+    assert policy.choose(1).nodes == nodes
+    assert policy.choose(1).is_tree == (nodes >= 4)
+    if nodes < 4:
+        assert "in a tree of 3 x 4 would give" in policy.reason
+    else:
+        assert policy.reason.startswith(f"{nodes} in a tree of 3 x 4 each for 1: ")
+
+
+def test_a_batch_gets_smaller_trees() -> None:
+    policy = policy_with_trees(times_of(17))
+    assert [policy.choose(number).nodes for number in (1, 3, 6, 17)] == [16, 4, 1, 0]
+
+
+def test_while_a_chain_is_better_a_tree_is_looked_at_now_and_then() -> None:
+    policy = policy_with_trees(times_of(4), path=[0, 1, 4])
+    chosen = [policy.choose(1) for _ in range(1000)]
+    assert set(chosen) == {chain(3), TREE}
+    num = chosen.count(TREE)
+    # Sixteen nodes take 3.25 plain steps more than three: a hundredth of the time is one in 325.
+    assert 2 <= num <= 1000 // STEPS_BETWEEN_LOOKS
+
+
+def test_without_adapting_the_tree_is_always_whole() -> None:
+    policy = Policy(3, tree=TREE, adapts=False)
+    assert policy.choose(1) == NOTHING
+    policy.begin(times_of(1))
+    assert [policy.choose(number) for number in (1, 50)] == [TREE, TREE]

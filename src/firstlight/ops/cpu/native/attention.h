@@ -5,19 +5,11 @@
 // the parts, whether one thread does them all or several share them. So a row's bits depend on its position and its
 // history alone, whether it comes alone, in a chunk, or in whatever batch.
 #pragma once
+#include "history.h"
 #include "kv.h"
 #include "program.h"
 #include "rows.h"
 #include "simd.h"
-
-struct Heads {
-    int64_t num_heads, num_kv_heads, size, padded, row_stride, window;
-    float scale;
-};
-
-static inline Heads heads_of(const Op& op) {
-    return {op.n[0], op.n[1], op.n[2], (op.n[2] + 7) / 8 * 8, op.n[3], op.n[4], op.f[0]};
-}
 
 static inline size_t attention_scratch_floats(const Heads& h) {
     size_t group = (size_t)(h.num_heads / h.num_kv_heads), padded = (size_t)h.padded;
@@ -26,47 +18,6 @@ static inline size_t attention_scratch_floats(const Heads& h) {
 
 // Floats of what a row's heads have of a part: for each the weighted values, the largest score and the sum.
 static inline int64_t partial_floats(const Heads& h) { return h.num_heads / h.num_kv_heads * (h.padded + 2); }
-
-// Keys and values of positions [first, end) of one KV head as padded floats.
-template <typename Row>
-static inline void read_rows(const Context& c, const Heads& h, const Op& op, int64_t sequence, int64_t kv_head,
-                             int64_t first, int64_t end, float* keys, float* values) {
-    const Step& s = *c.step;
-    const int64_t* pages = s.pages + sequence * s.table_width;
-    constexpr int64_t EACH = Row::VALUE_BYTES;
-    int64_t row_bytes = h.size * EACH + Row::TAIL_BYTES;
-    for (int64_t position = first; position < end; position++) {
-        int64_t slot = pages[position / s.page_size] * s.page_size + position % s.page_size;
-        const uint8_t* key = (const uint8_t*)op.p[1] + (slot * h.num_kv_heads + kv_head) * row_bytes;
-        const uint8_t* value = (const uint8_t*)op.p[2] + (slot * h.num_kv_heads + kv_head) * row_bytes;
-        Row key_row(key, h.size), value_row(value, h.size);
-        float* k = keys + (position % SPAN) * h.padded;
-        float* v = values + (position % SPAN) * h.padded;
-        int64_t i = 0;
-        for (; i + 8 <= h.size; i += 8) {
-            store(k + i, key_row.values(key + i * EACH));
-            store(v + i, value_row.values(value + i * EACH));
-        }
-        if (i < h.size) {
-            uint8_t last[16 * EACH] = {};
-            memcpy(last, key + i * EACH, (size_t)((h.size - i) * EACH));
-            memcpy(last + 8 * EACH, value + i * EACH, (size_t)((h.size - i) * EACH));
-            store(k + i, key_row.values(last));
-            store(v + i, value_row.values(last + 8 * EACH));
-        }
-        key_row.finish(k);
-        value_row.finish(v);
-    }
-}
-
-static inline void read_span(const Context& c, const Heads& h, const Op& op, int64_t sequence, int64_t kv_head,
-                             int64_t first, int64_t end, float* keys, float* values) {
-    switch (op.n[5]) {
-        case KV_BFLOAT: return read_rows<BfloatRow>(c, h, op, sequence, kv_head, first, end, keys, values);
-        case KV_CODES: return read_rows<CodesRow>(c, h, op, sequence, kv_head, first, end, keys, values);
-        default: return read_rows<HalfRow>(c, h, op, sequence, kv_head, first, end, keys, values);
-    }
-}
 
 // Scores of four keys against one query: the same sums in the same order as one by one.
 static inline void four_scores(const float* q, const float* keys, int64_t padded, float scale, float* out) {
@@ -170,23 +121,32 @@ static inline void clear(const Work& w, int64_t count, float* states, float* sum
     }
 }
 
-// The first position that any of the rows sees, and the one behind the last.
+// The first position that any of the rows sees.
 static inline int64_t oldest_of(const Heads& h, const Rows& rows) {
     return h.window && rows.position + 1 > h.window ? rows.position + 1 - h.window : 0;
 }
 
-static inline void attend_part(const Op& op, const Context& c, const Rows& rows, const Work& w, int64_t part,
-                               float* states, float* sums) {
+// `IS_TREE`: the rows are nodes of one. From its root on, each has a branch of its own.
+template <bool IS_TREE>
+static inline void attend_part_of(const Op& op, const Context& c, const Rows& rows, const Work& w, int64_t part,
+                                  float* states, float* sums) {
     const Heads& h = w.h;
     clear(w, rows.count, states, sums);
-    int64_t oldest = oldest_of(h, rows), end = rows.position + rows.count, behind = (part + 1) * PART;
-    end = end < behind ? end : behind;
+    int64_t oldest = oldest_of(h, rows), behind = (part + 1) * PART, end = rows.end < behind ? rows.end : behind;
+    int64_t root = rows.position;
     for (int64_t span = part * PART; span < end; span += SPAN) {
         int64_t first = oldest > span ? oldest : span, last = end < span + SPAN ? end : span + SPAN;
         if (first >= last) continue;
-        read_span(c, h, op, rows.sequence, w.kv_head, first, last, w.keys, w.values);
+        int64_t shared = IS_TREE && root < last ? root : last;
+        read_span<false>(c, h, op, {rows.sequence, w.kv_head, first, shared, 0, nullptr}, w.keys, w.values);
         for (int64_t r = 0; r < rows.count; r++) {
             int64_t position = rows.position + r;
+            if (IS_TREE) {
+                const int64_t* branch = branch_of(*c.step, rows.first_row + r);
+                position = root + depth_of(*c.step, branch);
+                int64_t from = first > root ? first : root, to = last < position + 1 ? last : position + 1;
+                read_span<true>(c, h, op, {rows.sequence, w.kv_head, from, to, root, branch}, w.keys, w.values);
+            }
             int64_t low = h.window && position + 1 > h.window ? position + 1 - h.window : 0;
             int64_t from = low > span ? low - span : 0, to = position + 1 < last ? position + 1 - span : last - span;
             for (int64_t n = 0; n < w.group && from < to; n++) {
@@ -196,6 +156,12 @@ static inline void attend_part(const Op& op, const Context& c, const Rows& rows,
             }
         }
     }
+}
+
+static inline void attend_part(const Op& op, const Context& c, const Rows& rows, const Work& w, int64_t part,
+                               float* states, float* sums) {
+    if (branch_of(*c.step, rows.first_row)) attend_part_of<true>(op, c, rows, w, part, states, sums);
+    else attend_part_of<false>(op, c, rows, w, part, states, sums);
 }
 
 // A part is added to those before it. A row that sees nothing of it is left as it is.
@@ -238,8 +204,7 @@ static inline void put_attended(const Op& op, const Rows& rows, const Work& w) {
 static inline void attend_rows(const Op& op, const Context& c, const Rows& rows, int64_t kv_head) {
     Work w = work_of(op, c, rows, kv_head);
     clear(w, rows.count, w.all_states, w.all_sums);
-    int64_t end = rows.position + rows.count;
-    for (int64_t part = oldest_of(w.h, rows) / PART; part * PART < end; part++) {
+    for (int64_t part = oldest_of(w.h, rows) / PART; part * PART < rows.end; part++) {
         attend_part(op, c, rows, w, part, w.states, w.sums);
         add_part(w, rows.count, w.states, w.sums);
     }
@@ -253,8 +218,8 @@ static inline void attend_share(const Op& op, const Context& c, int64_t task, in
     Heads h = heads_of(op);
     int64_t size = partial_floats(h) * SHARED_ROWS, lines = rows.count * (h.num_heads / kv_heads);
     float* mine = c.partials + task * c.num_parts * size;
-    int64_t first = oldest_of(h, rows) / PART, end = rows.position + rows.count;
-    if (part >= first && part * PART < end) {
+    int64_t first = oldest_of(h, rows) / PART;
+    if (part >= first && part * PART < rows.end) {
         Work w = work_of(op, c, rows, task % kv_heads);
         float* sums = mine + part * size;
         attend_part(op, c, rows, w, part, sums + lines * h.padded, sums);
@@ -263,7 +228,7 @@ static inline void attend_share(const Op& op, const Context& c, int64_t task, in
     __atomic_store_n(&c.arrived[task], 0, __ATOMIC_RELAXED);
     Work w = work_of(op, c, rows, task % kv_heads);
     clear(w, rows.count, w.all_states, w.all_sums);
-    for (part = first; part * PART < end; part++) {
+    for (part = first; part * PART < rows.end; part++) {
         const float* sums = mine + part * size;
         add_part(w, rows.count, sums + lines * h.padded, sums);
     }

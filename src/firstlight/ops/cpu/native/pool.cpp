@@ -186,9 +186,8 @@ bool prepare(Pool& pool, int64_t num_ops, const Step& step) {
     pool.num_blocks = 0;
     for (int64_t s = 0, row = 0; s < step.num_sequences; row += step.counts[s++])
         for (int64_t done = 0; done < step.counts[s]; done += ATTENTION_ROWS) {
-            int64_t left = step.counts[s] - done;
-            pool.rows[pool.num_blocks++] = {s, row + done, step.starts[s] + done,
-                                            left < ATTENTION_ROWS ? left : ATTENTION_ROWS};
+            int64_t left = step.counts[s] - done, count = left < ATTENTION_ROWS ? left : ATTENTION_ROWS;
+            pool.rows[pool.num_blocks++] = block_of(step, s, row, done, count);
         }
     return true;
 }

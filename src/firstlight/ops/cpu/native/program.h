@@ -92,11 +92,16 @@ struct Step {
     const int64_t* starts;        // [sequences] position of the first row
     const int64_t* counts;        // [sequences] number of rows
     const int64_t* pages;         // [sequences, table_width]
+    // [rows, branch_width], or null: where a node of a tree of drafts finds its sequence's positions from the first row
+    // on, up to itself: their places in the pages, then -1. Nothing but -1 for a row of no tree.
+    const int64_t* branches;
+    int64_t branch_width;
 };
 
-// Rows of one sequence that are attended together, for every KV head.
+// Rows of one sequence that are attended together, for every KV head. `end` is behind the last position of any; of a
+// tree, `position` is that of its root, otherwise that of the first row.
 struct Rows {
-    int64_t sequence, first_row, position, count;
+    int64_t sequence, first_row, position, count, end;
 };
 
 struct Worker {

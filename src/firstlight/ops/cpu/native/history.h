@@ -1,0 +1,91 @@
+// Keys and values of a sequence as floats, from the pages, for the rows that attend to them.
+//
+// A position lies in the place of the same number in the sequence's pages. Only the nodes of a tree of drafts have
+// branches: from the tree's root on, each finds its positions where its branch says.
+#pragma once
+#include "kv.h"
+#include "program.h"
+#include "simd.h"
+
+struct Heads {
+    int64_t num_heads, num_kv_heads, size, padded, row_stride, window;
+    float scale;
+};
+
+static inline Heads heads_of(const Op& op) {
+    return {op.n[0], op.n[1], op.n[2], (op.n[2] + 7) / 8 * 8, op.n[3], op.n[4], op.f[0]};
+}
+
+// Places of a row's positions from its tree's root on; null for a row of no tree.
+static inline const int64_t* branch_of(const Step& s, int64_t row) {
+    return s.branches && s.branches[row * s.branch_width] >= 0 ? s.branches + row * s.branch_width : nullptr;
+}
+
+// How deep a row lies in its tree; the root 0.
+static inline int64_t depth_of(const Step& s, const int64_t* branch) {
+    int64_t depth = 0;
+    while (depth + 1 < s.branch_width && branch[depth + 1] >= 0) depth++;
+    return depth;
+}
+
+// Positions of one KV head's history. Those of a branch lie where it says; it begins at `root`.
+struct Stretch {
+    int64_t sequence, kv_head, first, end, root;
+    const int64_t* branch;
+};
+
+// Keys and values of a stretch as padded floats.
+template <typename Row, bool OF_BRANCH>
+static inline void read_rows(const Context& c, const Heads& h, const Op& op, const Stretch& at, float* keys,
+                             float* values) {
+    const Step& s = *c.step;
+    const int64_t* pages = s.pages + at.sequence * s.table_width;
+    int64_t kv_head = at.kv_head;
+    constexpr int64_t EACH = Row::VALUE_BYTES;
+    int64_t row_bytes = h.size * EACH + Row::TAIL_BYTES;
+    for (int64_t position = at.first; position < at.end; position++) {
+        int64_t place = OF_BRANCH ? at.branch[position - at.root] : position;
+        int64_t slot = pages[place / s.page_size] * s.page_size + place % s.page_size;
+        const uint8_t* key = (const uint8_t*)op.p[1] + (slot * h.num_kv_heads + kv_head) * row_bytes;
+        const uint8_t* value = (const uint8_t*)op.p[2] + (slot * h.num_kv_heads + kv_head) * row_bytes;
+        Row key_row(key, h.size), value_row(value, h.size);
+        float* k = keys + (position % SPAN) * h.padded;
+        float* v = values + (position % SPAN) * h.padded;
+        int64_t i = 0;
+        for (; i + 8 <= h.size; i += 8) {
+            store(k + i, key_row.values(key + i * EACH));
+            store(v + i, value_row.values(value + i * EACH));
+        }
+        if (i < h.size) {
+            uint8_t last[16 * EACH] = {};
+            memcpy(last, key + i * EACH, (size_t)((h.size - i) * EACH));
+            memcpy(last + 8 * EACH, value + i * EACH, (size_t)((h.size - i) * EACH));
+            store(k + i, key_row.values(last));
+            store(v + i, value_row.values(last + 8 * EACH));
+        }
+        key_row.finish(k);
+        value_row.finish(v);
+    }
+}
+
+template <bool OF_BRANCH>
+static inline void read_span(const Context& c, const Heads& h, const Op& op, const Stretch& at, float* keys,
+                             float* values) {
+    switch (op.n[5]) {
+        case KV_BFLOAT: return read_rows<BfloatRow, OF_BRANCH>(c, h, op, at, keys, values);
+        case KV_CODES: return read_rows<CodesRow, OF_BRANCH>(c, h, op, at, keys, values);
+        default: return read_rows<HalfRow, OF_BRANCH>(c, h, op, at, keys, values);
+    }
+}
+
+// `count` rows of a sequence whose first row is `row`, from its row number `done` on.
+static inline Rows block_of(const Step& step, int64_t sequence, int64_t row, int64_t done, int64_t count) {
+    int64_t start = step.starts[sequence];
+    if (!branch_of(step, row)) return {sequence, row + done, start + done, count, start + done + count};
+    int64_t deepest = 0;
+    for (int64_t r = 0; r < count; r++) {
+        int64_t depth = depth_of(step, branch_of(step, row + done + r));
+        deepest = depth > deepest ? depth : deepest;
+    }
+    return {sequence, row + done, start, count, start + deepest + 1};
+}
