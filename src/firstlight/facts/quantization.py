@@ -85,7 +85,9 @@ def read_quantization(values: Mapping[str, Any], where: str) -> Quantization:
     if method == "compressed-tensors":
         return _compressed_tensors(fields)
     readers = {"fp8": _fp8, "awq": _awq, "gptq": _gptq, "modelopt": _modelopt, "modelopt_fp4": _modelopt}
-    scheme = readers[method](fields) if method in readers else Unreadable(f"quant_method {method}", READABLE)
+    scheme: AnyScheme = Unreadable(f"quant_method {method}", READABLE)
+    if method in readers:
+        scheme = readers[method](fields)
     return Quantization(method, fields.where, ((("Linear",), scheme),))
 
 

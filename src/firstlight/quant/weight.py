@@ -92,7 +92,10 @@ class BlockFormat(WeightFormat, Protocol):
 class HalvedFormat(BlockFormat, Protocol):
     """A format with float32 scales, whose blocks can be had with scales in float16."""
 
-    halved_format: str | None  # whose blocks those are
+    @property
+    def halved_format(self) -> str | None:
+        """Whose blocks those are; None where no format of GGUF is so."""
+        ...
 
     def half_blocks(self, weight: Weight) -> torch.Tensor:
         """Blocks of a GGUF format, uint8 [N, bytes]: scales rounded to float16, codes as they are."""
