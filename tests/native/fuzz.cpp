@@ -86,6 +86,10 @@ static void fill_group(Weight& w, int64_t tile, int64_t g, uint8_t* p) {
         double scale, minimum = 0.0;
         set_half(p + code_bytes + 2 * lane, any_value() * 0.01f, &scale);
         if (w.format == Q4_MIN) set_half(p + code_bytes + 16 + 2 * lane, any_value() * 0.1f, &minimum);
+        if (w.format == Q4_ZERO) {
+            set_half(p + code_bytes + 16 + 2 * lane, (float)between(0, 16), &minimum);
+            minimum *= -scale;
+        }
         int64_t output = tile * TILE + lane;
         for (int64_t i = 0; i < GROUP && output < w.outputs; i++) {
             double code;
@@ -101,7 +105,36 @@ static void fill_group(Weight& w, int64_t tile, int64_t g, uint8_t* p) {
 }
 
 static bool has_blocks(int32_t format) { return format == Q4_NESTED || format == Q6_NESTED; }
-static bool has_codes(int32_t format) { return format <= Q8 || has_blocks(format); }
+static bool has_groups(int32_t format) { return format <= Q8 || format == Q4_ZERO; }
+static bool has_scales(int32_t format) { return format == FLOAT8 || format == FLOAT4; }
+static bool has_codes(int32_t format) { return has_groups(format) || has_blocks(format); }
+
+// A float of 8 or 4 bits: sign, exponent, `digits` bits behind the point.
+static double small_float(int code, int bits, int digits, int bias) {
+    int exponent = (code >> digits) & ((1 << (bits - 1 - digits)) - 1), rest = code & ((1 << digits) - 1);
+    double size = exponent ? ldexp(1.0 + ldexp(rest, -digits), exponent - bias) : ldexp(rest, 1 - bias - digits);
+    return code >> (bits - 1) ? -size : size;
+}
+
+// A group of small floats of 8 outputs, whose scales come last.
+static void fill_scaled(Weight& w, int64_t tile, int64_t g, uint8_t* p) {
+    bool is_eight = w.format == FLOAT8;
+    int64_t size = is_eight ? 32 : 16, codes = is_eight ? 256 : 64;
+    for (int64_t i = 0; i < codes; i++) {
+        do p[i] = (uint8_t)between(0, 255);
+        while (is_eight && (p[i] & 127) == 127);  // not a number
+    }
+    for (int64_t lane = 0; lane < TILE; lane++) {
+        float scale = any_value() * 0.01f;
+        memcpy(p + codes + 4 * lane, &scale, 4);
+        int64_t output = tile * TILE + lane;
+        for (int64_t i = 0; i < size && output < w.outputs; i++) {
+            int byte = is_eight ? p[TILE * i + lane] : p[TILE * (i / 2) + lane] >> (4 * (i % 2)) & 15;
+            double value = is_eight ? small_float(byte, 8, 3, 7) : small_float(byte, 4, 1, 1);
+            w.exact[(size_t)(output * w.inputs + g * size + i)] = value * scale;
+        }
+    }
+}
 
 // A block of 8 groups and 8 outputs of a nested format.
 static void fill_block(Weight& w, int64_t tile, int64_t block, uint8_t* p) {
@@ -133,7 +166,10 @@ static Weight make_weight(int32_t format) {
     Weight w;
     w.format = format;
     w.outputs = between(1, 70);
-    w.inputs = has_blocks(format) ? 256 * between(1, 2) : format <= Q8 ? GROUP * between(1, 7) : between(1, 90);
+    w.inputs = has_blocks(format)   ? 256 * between(1, 2)
+               : has_groups(format) ? GROUP * between(1, 7)
+               : has_scales(format) ? (format == FLOAT8 ? 32 : 16) * between(1, 7)
+                                    : between(1, 90);
     w.exact.resize((size_t)(w.outputs * w.inputs));
     int64_t tiles = (w.outputs + TILE - 1) / TILE;
     if (has_blocks(format)) {
@@ -142,8 +178,14 @@ static Weight make_weight(int32_t format) {
         for (int64_t i = 0; i < tiles * blocks; i++) fill_block(w, i / blocks, i % blocks, w.packed.data() + i * bytes);
         return w;
     }
-    if (format <= Q8) {
-        int64_t groups = w.inputs / GROUP, bytes = format == Q4_MIN ? 160 : format == Q4 ? 144 : 272;
+    if (has_scales(format)) {
+        int64_t groups = w.inputs / (format == FLOAT8 ? 32 : 16), bytes = format == FLOAT8 ? 288 : 96;
+        w.packed.resize((size_t)(tiles * groups * bytes));
+        for (int64_t i = 0; i < tiles * groups; i++) fill_scaled(w, i / groups, i % groups, w.packed.data() + i * bytes);
+        return w;
+    }
+    if (has_groups(format)) {
+        int64_t groups = w.inputs / GROUP, bytes = format == Q8 ? 272 : format == Q4 ? 144 : 160;
         w.packed.resize((size_t)(tiles * groups * bytes));
         for (int64_t tile = 0; tile < tiles; tile++)
             for (int64_t g = 0; g < groups; g++) fill_group(w, tile, g, w.packed.data() + (tile * groups + g) * bytes);
@@ -202,7 +244,7 @@ static std::vector<float> product(void* pool, const Weight& w, const float* x, i
 }
 
 static void fuzz_product(void* pool) {
-    Weight w = make_weight((int32_t)between(0, 7));
+    Weight w = make_weight((int32_t)between(0, FLOAT4));
     int64_t rows = between(0, 3) ? between(1, 12) : between(1, 150);
     std::vector<float> x = values(rows * w.inputs), bias = values(w.outputs);
     bool adds = between(0, 1);
@@ -224,7 +266,7 @@ static void fuzz_product(void* pool) {
 
 // Rows of some experts, many of which have none: the bits of the ordinary products.
 static void fuzz_experts(void* pool) {
-    Weight w = make_weight((int32_t)between(0, 7));
+    Weight w = make_weight((int32_t)between(0, FLOAT4));
     int64_t experts = between(1, 9), each = (int64_t)w.packed.size();
     std::vector<uint8_t> packed;
     std::vector<int64_t> starts = {0};

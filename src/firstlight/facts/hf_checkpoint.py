@@ -14,10 +14,13 @@ from firstlight.facts.description import ModelDescription
 from firstlight.facts.fields import read_json_object
 from firstlight.facts.formats import SUPPORTED
 from firstlight.facts.hf_config import WRAPPERS, describe_hf
+from firstlight.facts.joining import join_parts
 from firstlight.facts.memory import format_bytes
 from firstlight.facts.names import is_behind_last_layer, is_ignorable, text_name
+from firstlight.facts.packings import StoredTensor
+from firstlight.facts.quantization import Quantization, read_quantization
 from firstlight.facts.remedies import DOWNLOAD_AGAIN, GIVE_MODEL
-from firstlight.facts.safetensors_header import SafetensorsEntry, read_safetensors_header
+from firstlight.facts.safetensors_header import read_safetensors_header
 from firstlight.facts.tensor_facts import Checkpoint, TensorFacts
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
@@ -25,6 +28,7 @@ PICKLE_INDEX = ".bin.index.json"
 _NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+MODELOPT_FILE = "hf_quant_config.json"
 
 
 def pickle_refused(path: Path) -> ModelFileError:
@@ -47,7 +51,7 @@ def open_hf(folder: Path) -> Checkpoint:
     generation_path = folder / "generation_config.json"
     generation: dict[str, Any] = read_json_object(generation_path) if generation_path.is_file() else {}
     description = describe_hf(config, generation, str(config_path))
-    tensors: dict[str, TensorFacts] = {}
+    stored: dict[str, StoredTensor] = {}
     skipped = _Skipped(config, description)
     for path, expected in find_shards(folder).items():
         entries = read_safetensors_header(path)
@@ -61,7 +65,8 @@ def open_hf(folder: Path) -> Checkpoint:
         for entry in entries.values():
             name = skipped.name_of(entry)
             if name is not None:
-                _add(tensors, path, entry, name, tied=description.tie_embeddings)
+                _add(stored, StoredTensor(name, str(path), entry))
+    tensors = _tensors(stored, _quantization(config, folder), description.tie_embeddings)
     return Checkpoint(str(folder), "safetensors", description, tensors, generation, skipped.notes())
 
 
@@ -111,21 +116,45 @@ def _pickles(folder: Path) -> list[Path]:
     )
 
 
-def _add(
-    tensors: dict[str, TensorFacts], path: Path, entry: SafetensorsEntry, name: str, *, tied: bool
-) -> None:
-    if entry.dtype not in SUPPORTED:
-        if is_ignorable(name, tied):
-            return
-        raise UnsupportedError(
-            f"{path}: the tensor {entry.name} has the type {entry.dtype}, which is not supported.",
-            "Use safetensors in bf16, fp16 or fp32, or a GGUF file of the same model.",
-        )
-    if name in tensors:
+def _add(stored: dict[str, StoredTensor], tensor: StoredTensor) -> None:
+    if tensor.name in stored:
         raise ModelFileError(
-            f"{path}: the tensor {entry.name} is also in {tensors[name].path}.", DOWNLOAD_AGAIN
+            f"{tensor.path}: the tensor {tensor.entry.name} is also in {stored[tensor.name].path}.",
+            DOWNLOAD_AGAIN,
         )
-    tensors[name] = TensorFacts(name, entry.dtype, entry.shape, str(path), entry.offset, entry.nbytes)
+    stored[tensor.name] = tensor
+
+
+def _quantization(config: dict[str, Any], folder: Path) -> Quantization | None:
+    """Where it stands in one of three places: config.json, its part about text, modelopt's own file."""
+    text = config.get("text_config")
+    for values in (config, text if isinstance(text, dict) else {}):
+        found = values.get("quantization_config")
+        if isinstance(found, dict) and found:
+            return read_quantization(found, str(folder / "config.json"))
+    path = folder / MODELOPT_FILE
+    return read_quantization(read_json_object(path), str(path)) if path.is_file() else None
+
+
+def _tensors(
+    stored: dict[str, StoredTensor], quantization: Quantization | None, tied: bool
+) -> dict[str, TensorFacts]:
+    """The model's tensors: those of one piece, and those that are stored in several."""
+    joined, used = join_parts(stored, quantization)
+    if quantization is not None and not joined:
+        quantization.require_readable()
+    tensors = {facts.name: facts for facts in joined}
+    for name, tensor in stored.items():
+        entry = tensor.entry
+        if name in used or (entry.dtype not in SUPPORTED and is_ignorable(name, tied)):
+            continue
+        if entry.dtype not in SUPPORTED:
+            raise UnsupportedError(
+                f"{tensor.path}: the tensor {entry.name} has the type {entry.dtype}, which is not supported.",
+                "Use safetensors in bf16, fp16 or fp32, or a GGUF file of the same model.",
+            )
+        tensors[name] = TensorFacts(name, entry.dtype, entry.shape, tensor.path, entry.offset, entry.nbytes)
+    return tensors
 
 
 def find_shards(folder: Path) -> dict[Path, set[str]]:

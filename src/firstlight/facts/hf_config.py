@@ -73,7 +73,6 @@ _FAMILIES = {
 WRAPPERS = ("kimi_k25",)
 # Fields that change the arithmetic, and the values at which they change nothing.
 _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (),
     "attention_multiplier": (),
     "embedding_multiplier": (1, 1.0),
     "residual_multiplier": (1, 1.0),
@@ -151,12 +150,8 @@ def _refuse_unknown_arithmetic(fields: Fields, family: _Family) -> None:
     for name, neutral in neutral_values.items():
         value = fields.values.get(name)
         if value is not None and value not in neutral and value not in ({}, []):
-            shown = value.get("quant_method", value) if isinstance(value, Mapping) else value
             raise UnsupportedError(
-                f"{fields.where}: {name} = {str(shown)[:80]} is not supported.",
-                "Use the unquantised safetensors (bf16, fp16, fp32) or a GGUF file of the same model."
-                if name == "quantization_config"
-                else OTHER_MODEL,
+                f"{fields.where}: {name} = {str(value)[:80]} is not supported.", OTHER_MODEL
             )
     activation = fields.string("hidden_act", "silu")
     if activation not in ("silu", "swish"):

@@ -23,12 +23,20 @@ class Matrix(Protocol):
     @property
     def format(self) -> str: ...
 
+    @property
+    def order(self) -> torch.Tensor | None:
+        """Which input each column of `stored` and `affine` is for, int64 [I]; None where all are in place."""
+        ...
+
     def dequantize(self) -> torch.Tensor:
-        """The exact values, float32 [O, I]."""
+        """The exact values, float32 [O, I]; every column in its place."""
         ...
 
     def stored(self) -> torch.Tensor | None:
-        """The blocks as they are in the file, uint8 [O, bytes of a row]; None where there is no file."""
+        """The blocks as they are in the file, uint8 [O, bytes of a row]; None where there is no file.
+
+        Scales in float32 (INT4) are rounded to float16 here: these are blocks for a fast layout.
+        """
         ...
 
     def first_rows(self, num_rows: int) -> Matrix:

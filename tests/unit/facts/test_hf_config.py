@@ -141,7 +141,6 @@ def test_defaults_of_the_families() -> None:
     ("changes", "match"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config = awq"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"num_local_experts": 8}, "num_local_experts"),

@@ -6,6 +6,8 @@ formats keep their bits when they are transposed; others become float32.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from firstlight.facts.checkpoint import Checkpoint
@@ -52,8 +54,8 @@ class Expanding:
         keys, values = [], []
         for head in weight.raw.split(nope_size + value_size):
             of_keys, of_values = head.split((nope_size, value_size))
-            keys.append(StoredMatrix(transposed(Weight(weight.format, (nope_size, inputs), of_keys))))
-            values.append(StoredMatrix(Weight(weight.format, (value_size, inputs), of_values)))
+            keys.append(StoredMatrix(transposed(replace(weight, shape=(nope_size, inputs), raw=of_keys))))
+            values.append(StoredMatrix(replace(weight, shape=(value_size, inputs), raw=of_values)))
         self.keys, self.values = self._ops.heads_linear(keys), self._ops.heads_linear(values)
 
 

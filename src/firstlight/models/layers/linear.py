@@ -9,7 +9,7 @@ made.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -19,7 +19,7 @@ from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import LinearOp, MatrixKind
 from firstlight.ops.matrix import NestedScales
-from firstlight.quant.registry import BLOCK_FORMATS, NESTED_FORMATS, dequantize
+from firstlight.quant.registry import AFFINE_FORMATS, HALVED_FORMATS, NESTED_FORMATS, dequantize
 from firstlight.quant.weight import Weight
 
 
@@ -48,19 +48,25 @@ class StoredMatrix:
     def format(self) -> str:
         return self._weight.format
 
+    @property
+    def order(self) -> torch.Tensor | None:
+        return self._weight.order
+
     def dequantize(self) -> torch.Tensor:
         return dequantize(self._weight)
 
     def stored(self) -> torch.Tensor:
-        return self._weight.raw
+        halved = HALVED_FORMATS.get(self._weight.format)
+        return self._weight.raw if halved is None else halved.half_blocks(self._weight)
 
     def first_rows(self, num_rows: int) -> StoredMatrix:
         outputs, inputs = self._weight.shape
         raw = self._weight.raw[:num_rows]
-        return StoredMatrix(Weight(self._weight.format, (min(outputs, num_rows), inputs), raw))
+        shape = (min(outputs, num_rows), inputs)
+        return StoredMatrix(replace(self._weight, shape=shape, raw=raw))
 
     def affine(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        blocks = BLOCK_FORMATS.get(self._weight.format)
+        blocks = AFFINE_FORMATS.get(self._weight.format)
         if blocks is None:
             return None
         affine = blocks.affine(self._weight)
@@ -151,7 +157,7 @@ class Linear:
 
     def _take(self, part: Part, weight: Weight) -> None:
         if part.interleave is not None:
-            weight = Weight(weight.format, weight.shape, interleave_rows(weight.raw, *part.interleave))
+            weight = replace(weight, raw=interleave_rows(weight.raw, *part.interleave))
         self._weights[part.wanted.name] = weight
         if len(self._weights) == len(self._parts):
             self.lay_out([self._weights.pop(p.wanted.name) for p in self._parts])
@@ -198,17 +204,24 @@ def interleave_rows(rows: torch.Tensor, head_size: int, num_turned: int | None =
 def _same_format(weights: list[Weight]) -> list[list[Weight]]:
     runs: list[list[Weight]] = []
     for weight in weights:
-        if runs and runs[-1][0].format == weight.format:
+        if runs and runs[-1][0].format == weight.format and _same_order(runs[-1][0], weight):
             runs[-1].append(weight)
         else:
             runs.append([weight])
     return runs
 
 
+def _same_order(one: Weight, other: Weight) -> bool:
+    if one.order is None or other.order is None:
+        return one.order is other.order
+    return torch.equal(one.order, other.order)
+
+
 def stack(weights: list[Weight]) -> Weight:
     """Weights of one format and input, one above the other."""
     if len(weights) == 1:
         return weights[0]
+    assert all(_same_order(weights[0], weight) for weight in weights), "columns in one order"
     outputs = sum(weight.shape[0] for weight in weights)
     raw = torch.cat([weight.raw for weight in weights])
-    return Weight(weights[0].format, (outputs, weights[0].shape[1]), raw)
+    return replace(weights[0], shape=(outputs, weights[0].shape[1]), raw=raw)

@@ -66,6 +66,16 @@ def _shares_of_heads(num_heads: int) -> int:
     """How many threads can share the heads of latent attention; each reads the latents anew."""
     smallest = -(-num_heads // MOST_HEADS_OF_A_SHARE)
     return next(num for num in range(smallest, num_heads + 1) if num_heads % num == 0)
+# Formats whose layout does not say all by itself: what it is, and what it rounds.
+_EXACT = "exact for bf16 scales from 2^-17 on and for fp16 ones, others rounded by up to 2^-11"
+_CODES = "activations in 8 bits by groups of 32"
+LAYOUT_WORDS = {
+    "INT4": f"4-bit codes with fp16 scales of 32 ({_EXACT}), 4.5 bits a value; {_CODES}",
+    "INT4_ZERO": f"4-bit codes with fp16 scales and zero points of 32 ({_EXACT}), 5 bits a value; {_CODES}",
+    "INT8": f"8-bit codes with fp16 scales of 32 ({_EXACT}), 8.5 bits a value; {_CODES}",
+    "FP8": "e4m3 codes with fp32 scales of 32, 9 bits a value, unrounded; activations in fp32",
+    "FP4": "e2m1 codes with fp32 scales of 16, 6 bits a value, unrounded; activations in fp32",
+}
 
 
 class NativeBackend:
@@ -100,8 +110,9 @@ class NativeBackend:
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         outputs, inputs = weight.shape
         packed = self._arena.take(packed_bytes(weight.format, weight.shape))
-        number = pack(weight, packed, self.pool)
-        return NativeLinear(self.pool, (outputs, inputs), number, packed, _layout(weight.format))
+        number = pack(weight, packed, self.pool, takes_order=True)
+        layout = _layout(weight.format)
+        return NativeLinear(self.pool, (outputs, inputs), number, packed, layout, weight.order)
 
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         return HeadsByGroup(self.grouped_linear(len(weights)), weights)
@@ -112,7 +123,7 @@ class NativeBackend:
         shape, layout = (len(outputs_N), whole.shape[1]), LAYOUTS[whole.number]
         packed = self._arena.take(layout.packed_bytes(*shape))
         copy_outputs(whole.packed, layout, outputs_N.to(torch.int64), packed)
-        return NativeLinear(self.pool, shape, whole.number, packed, whole.layout)
+        return NativeLinear(self.pool, shape, whole.number, packed, whole.layout, whole.order)
 
     def grouped_linear(self, num_groups: int) -> NativeExperts:
         return NativeExperts(self.pool, num_groups, self._arena)
@@ -171,6 +182,8 @@ class NativeBackend:
 
 
 def _layout(weight_format: str) -> str:
+    if weight_format in LAYOUT_WORDS:
+        return LAYOUT_WORDS[weight_format]
     if LAYOUTS[number_of(weight_format)].dtype is None:
         return "the file's codes and scales, unrounded; activations in 8 bits by groups of 32"
     return "the file's values, unrounded; activations in fp32"

@@ -55,6 +55,7 @@ class RandomMatrix:
     def __init__(self, kind: MatrixKind) -> None:
         self.shape: tuple[int, ...] = kind.shape
         self.format = kind.format
+        self.order: torch.Tensor | None = None
 
     def dequantize(self) -> torch.Tensor:
         return torch.rand(self.shape).sub_(0.5)

@@ -25,6 +25,7 @@ from firstlight.ops.cpu.library import (
     KV_TYPES,
     LOGIT_ROWS,
     NORM,
+    QUANTIZE,
     SILU,
     TURN_AND_WRITE,
     Codes,
@@ -228,12 +229,29 @@ class NativeTape:
             assert isinstance(weight, NativeLinear), "a tape takes the weights of its own backend"
             last = first + weight.shape[0]
             part = bias[first:last] if bias is not None else None
-            codes = self._codes_of(x) if weight.takes_codes else None
+            codes = self._codes_of(x) if weight.takes_codes and weight.order is None else None
             floats = None if weight.takes_codes else self._floats_of(x)
+            if weight.order is not None:
+                codes = self._ordered_codes(x, weight.order)
             op = weight.op(codes, floats, out[:, first:last], part)
             op.flags = flags | (LOGIT_ROWS if x.of_logit_rows else 0)
             self._append(op, f"product of {x.name}")
             first = last
+
+    def _ordered_codes(self, x: Activation, order: torch.Tensor) -> Codes:
+        """Codes of inputs in the order that a weight wants; between two programs, for few files need it."""
+        assert not x.of_logit_rows, "the output head has its columns in place"
+        floats, name = self._floats_of(x), f"{x.name} in another order"
+        room = self._room(name, x.width)
+
+        def put(num_rows: int) -> None:
+            torch.index_select(floats[:num_rows], 1, order, out=room[:num_rows])
+
+        self._then(put)
+        codes = self._codes.setdefault(name, Codes(self.max_rows, x.width))
+        assert codes.width == x.width, f"the width of {x.name} differs between layers"
+        self._append(Op(QUANTIZE, n=(x.width,), p=(address(room), codes.address)), "order")
+        return codes
 
     def _room(self, name: str, width: int) -> torch.Tensor:
         if name not in self._floats:
