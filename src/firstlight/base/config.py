@@ -25,6 +25,7 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True):
     served_names: tuple[str, ...]
     dtype: str = "auto"  # "auto": the fastest layouts for the device; "float32": the oracle, rounds nothing
     chat_template: str | None = None  # path of a Jinja file that replaces the model's own
+    trust_remote_code: bool = False  # run the folder's own code where its tokenizer cannot be read without
 
 
 class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +77,8 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
     max_top_logprobs: int = 20
     request_timeout_s: float = 600.0
     drain_s: float = 10.0  # how long a graceful stop waits for running requests
+    tool_call_parser: str = "auto"  # "none", or a family of serve.parsing; "auto": that of the model
+    reasoning_parser: str = "auto"
     log_format: str = "text"  # "text" or "json"
 
 

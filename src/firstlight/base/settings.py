@@ -85,6 +85,12 @@ MODEL_SETTINGS = (
         choices=("auto", "float32"),
     ),
     _model("chat-template", "chat_template", "Jinja file that replaces the model's own chat template."),
+    _model(
+        "trust-remote-code",
+        "trust_remote_code",
+        "Run the Python code that came with the model, where its tokenizer cannot be read without. It can do "
+        "whatever you can.",
+    ),
 )
 
 ENGINE_SETTINGS = (
@@ -201,6 +207,18 @@ SERVER_SETTINGS = (
     _server("max-top-logprobs", "max_top_logprobs", "Largest top_logprobs of a request.", minimum=0),
     _server("request-timeout", "request_timeout_s", "Seconds a request may take in all.", minimum=1),
     _server("drain", "drain_s", "Seconds a graceful stop waits for running requests.", minimum=0),
+    _server(
+        "tool-call-parser",
+        "tool_call_parser",
+        "How the model writes calls of tools. auto: as its family does; none: they stay text.",
+        choices=("auto", "none", "kimi_k2"),
+    ),
+    _server(
+        "reasoning-parser",
+        "reasoning_parser",
+        "How the model marks what it thinks. auto: as its family does; none: it stays text.",
+        choices=("auto", "none", "kimi_k2"),
+    ),
     _server("log-format", "log_format", "How the log is written.", choices=("text", "json")),
 )
 

@@ -55,6 +55,7 @@ VALUE_FLAGS = frozenset(
         "on-stall",
         "page-size",
         "port",
+        "reasoning-parser",
         "request-timeout",
         "served-name",
         "stall-look",
@@ -63,10 +64,14 @@ VALUE_FLAGS = frozenset(
         "threads",
         "tls-cert",
         "tls-key",
+        "tool-call-parser",
         "uds",
     }
 )
-SWITCHES = frozenset({"debug", "draft-adapt", "no-draft-adapt", "prefix-cache", "no-prefix-cache"})
+SWITCHES = frozenset(
+    ("debug", "draft-adapt", "no-draft-adapt", "prefix-cache", "no-prefix-cache")
+    + ("trust-remote-code", "no-trust-remote-code")
+)
 _TEXTS = ("host", "uds", "tls-cert", "tls-key")
 _early: Early | None = None
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.fields import MAX_SIZE
-from firstlight.text.tiktoken_ranks import bpe_of_ranks, read_ranks
+from firstlight.text.tiktoken_ranks import read_ranks, tokenizer_of_ranks
 
 RANKS_FILE = "tiktoken.model"
 TOKENIZER_CLASS = "TikTokenTokenizer"
@@ -58,25 +58,28 @@ def tokenizer_code(config: Mapping[str, Any]) -> str | None:
     named = auto_map.get("AutoTokenizer") if isinstance(auto_map, Mapping) else auto_map
     if isinstance(named, list):  # the plain one, the fast one
         named = next((name for name in named if isinstance(name, str)), None)
-    return named if isinstance(named, str) else None
+    return named.rpartition("--")[2] if isinstance(named, str) else None  # "org/name--module.Class"
+
+
+def knows_split(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the code that came with the ranks, where it is there at all, holds the pattern of `SPLIT`."""
+    path = _code_file(folder, config)
+    if not path.is_file() or path.stat().st_size > _MAX_CODE_BYTES:
+        return True
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return all(part in text for part in SPLIT)
 
 
 def read_kimi(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of the folder, for which `is_kimi` holds."""
-    _require_known_split(folder, config)
+    if not knows_split(folder, config):
+        raise UnsupportedError(
+            f"{_code_file(folder, config)} splits text otherwise than the Kimi tokenizers that are known "
+            "here, so that its token ids would be wrong.",
+            "If you trust that code, start with --trust-remote-code: it is run then.",
+        )
     tokens = read_ranks(folder / RANKS_FILE)
-    added = _added_tokens(config, len(tokens), folder)
-    tokenizer = Tokenizer(bpe_of_ranks(tokens, {token.content: index for index, token in added.items()}))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex("|".join(SPLIT)), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([token for token in added.values() if token.special])
-    tokenizer.add_tokens([token for token in added.values() if not token.special])
-    return tokenizer
+    return tokenizer_of_ranks(tokens, _added_tokens(config, len(tokens), folder), "|".join(SPLIT))
 
 
 def _added_tokens(config: Mapping[str, Any], num_ranks: int, folder: Path) -> dict[int, AddedToken]:
@@ -106,16 +109,5 @@ def _added_tokens(config: Mapping[str, Any], num_ranks: int, folder: Path) -> di
     return added
 
 
-def _require_known_split(folder: Path, config: Mapping[str, Any]) -> None:
-    """The code that came with the ranks, where it is there, holds the pattern that stands here."""
-    code = tokenizer_code(config)
-    path = folder / f"{(code or '').partition('.')[0]}.py"
-    if code is None or not path.is_file() or path.stat().st_size > _MAX_CODE_BYTES:
-        return
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if not all(part in text for part in SPLIT):
-        raise UnsupportedError(
-            f"{path} splits text otherwise than the Kimi tokenizers that are known here, so that its token "
-            "ids would be wrong.",
-            "If you trust that code, start with --trust-remote-code: it is run then.",
-        )
+def _code_file(folder: Path, config: Mapping[str, Any]) -> Path:
+    return folder / f"{(tokenizer_code(config) or _KNOWN_CODE[0]).partition('.')[0]}.py"

@@ -24,9 +24,9 @@ from firstlight.text.tool_declarations import sorted_keys, typescript
 from firstlight.text.vocabulary import Vocabulary
 
 # What a client's chat_template_kwargs may not set: they have fields of their own.
-RESERVED_VARIABLES = (
-    ("messages", "tools", "tools_ts_str", "documents")
-    + ("add_generation_prompt", "continue_final_message")
+RESERVED_VARIABLES = ("messages", "tools", "tools_ts_str", "documents") + (
+    "add_generation_prompt",
+    "continue_final_message",
 )
 
 
@@ -46,13 +46,23 @@ class TextModel:
         self.eos_token_id = self._special_id("eos_token")
 
     @classmethod
-    def load(cls, path: str | Path, chat_template_file: str | Path | None = None) -> TextModel:
-        """Reads a GGUF file or a Hugging Face folder; `chat_template_file` replaces the model's template."""
+    def load(
+        cls,
+        path: str | Path,
+        chat_template_file: str | Path | None = None,
+        *,
+        trust_remote_code: bool = False,
+    ) -> TextModel:
+        """Reads a GGUF file or a Hugging Face folder; `chat_template_file` replaces the model's template.
+
+        `trust_remote_code`: run the folder's own code where its tokenizer cannot be read without.
+        """
         path = Path(path)
         template: str | None
         if path.is_dir():
             config = folder.read_config(path)
-            tokenizer, specials = folder.read_tokenizer(path), folder.special_tokens(config)
+            tokenizer = folder.read_tokenizer(path, config, trust_remote_code=trust_remote_code)
+            specials = folder.special_tokens(config)
             template, where = folder.read_template(path, config)
         else:
             header = read_gguf(path)

@@ -1,6 +1,6 @@
 """A file of tiktoken ranks (one token a line: base64, space, rank) as byte-level BPE.
 
-Called by `text.kimi`; `write_ranks` by tests and `firstlight make-model`. tiktoken joins the two neighbours
+Called by `text.kimi` and `text.remote_code`; `write_ranks` by tests and `firstlight make-model`. tiktoken joins the two neighbours
 whose joined bytes have the lowest rank, and takes a word that is a token as it stands; as a list of merges
 that is every way to cut every token in two, lowest rank first. Invariant: a token's id is its rank, and no
 rank below their number is missing.
@@ -13,7 +13,7 @@ import binascii
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tokenizers import models
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from firstlight.base.errors import ModelFileError, why_unreadable
 from firstlight.facts.fields import lfs_pointer
@@ -49,8 +49,23 @@ def write_ranks(path: Path, tokens: Sequence[bytes]) -> None:
     path.write_text("".join(lines), encoding="ascii")
 
 
-def bpe_of_ranks(tokens: Sequence[bytes], others: Mapping[str, int]) -> models.BPE:
-    """The model that joins as tiktoken does. `others`: tokens with ids of their own, never joined to."""
+def tokenizer_of_ranks(tokens: Sequence[bytes], added: Mapping[int, AddedToken], split: str) -> Tokenizer:
+    """The tokenizer that splits by the pattern `split` and joins as tiktoken does. `added`: tokens beside the
+    ranks, by their ids."""
+    tokenizer = Tokenizer(_bpe(tokens, {token.content: index for index, token in added.items()}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(split), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([token for token in added.values() if token.special])
+    tokenizer.add_tokens([token for token in added.values() if not token.special])
+    return tokenizer
+
+
+def _bpe(tokens: Sequence[bytes], others: Mapping[str, int]) -> models.BPE:
     table = {byte: character for character, byte in byte_alphabet().items()}
     texts = [token.decode("latin-1").translate(table) for token in tokens]
     vocabulary = {text: rank for rank, text in enumerate(texts)}

@@ -113,11 +113,17 @@ class _Function:
         self._definitions.update(schema.get("$defs", {}))
         inner = indent + _INDENT
         required = set(schema.get("required", ()))
-        named = sorted(schema.get("properties", {}).items(), key=lambda item: (item[0] not in required, item[0]))
+        named = sorted(
+            schema.get("properties", {}).items(), key=lambda item: (item[0] not in required, item[0])
+        )
         lines = [self._property(name, item, schema, inner) for name, item in named]
         others = schema.get("additionalProperties")
         if others is not None:
-            kind = {True: "any", False: "never"}[others] if isinstance(others, bool) else self._type(others, inner)
+            kind = (
+                {True: "any", False: "never"}[others]
+                if isinstance(others, bool)
+                else self._type(others, inner)
+            )
             lines.append(f"{inner}[k: string]: {kind}")
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}" if lines else "{}"
 

@@ -33,7 +33,15 @@ class KimiK2:
     name = "kimi_k2"
     architectures = frozenset({"kimi_k2"})
     call_begins = (*_SECTION_BEGINS, _CALL_BEGIN)
-    markers = ("<think>", "</think>", _SECTION_BEGINS[0], _SECTION_ENDS[0], _CALL_BEGIN, _ARGUMENTS, _CALL_END)
+    markers = (
+        "<think>",
+        "</think>",
+        _SECTION_BEGINS[0],
+        _SECTION_ENDS[0],
+        _CALL_BEGIN,
+        _ARGUMENTS,
+        _CALL_END,
+    )
     thinks_after, thinks_until = "<think>", "</think>"
     thinking_variable = "thinking"
 

@@ -50,9 +50,7 @@ def choose_parsers(
             None,
         )
 
-    return Parsers(
-        choose("tool-call-parser", tool_call_parser), choose("reasoning-parser", reasoning_parser)
-    )
+    return Parsers(choose("tool-call-parser", tool_call_parser), choose("reasoning-parser", reasoning_parser))
 
 
 def _named(flag: str, name: str) -> ParserFamily:
