@@ -88,7 +88,8 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 def without_neutral(body: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """The body without nulls, ignored parameters, and refused ones at the value that changes nothing.
 
-    `known`: parameters of this endpoint, which are neither ignored nor refused here. Raises `RequestError` naming the first parameter that would change the answer.
+    `known`: parameters of this endpoint, which are neither ignored nor refused here. Raises `RequestError`
+    naming the first parameter that would change the answer.
     """
     kept: dict[str, Any] = {}
     for name, value in body.items():

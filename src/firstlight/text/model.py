@@ -188,7 +188,7 @@ class TextModel:
         return RenderedChat(text, mark)
 
     def _declared(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The variables of a template that hold `tools`: as they are, or as Kimi-K2.5's code prepares them."""
+        """The template's variables for `tools`: as they are, or as Kimi-K2.5's own code prepares them."""
         if not self.shows("tools_ts_str"):
             return {"tools": list(tools)}
         ordered = sorted_keys(tools)

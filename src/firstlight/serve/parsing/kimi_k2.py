@@ -5,8 +5,8 @@
 
 Found by `serve.parsing.registry`. Seen from real models, and read here: the section's tokens in the singular,
 calls without a section, without an end, without arguments, ids without "functions." or without a number.
-Invariant: no text is lost: markup that comes to nothing stands in the content as it was written, and only
-white space around calls is left out.
+Invariant: no text is lost: what looks like a call and is none stands in the content as it was written, and
+only white space around calls and the marks of sections are left out.
 """
 
 from __future__ import annotations
@@ -196,5 +196,5 @@ class KimiToolCalls:
         text, self._head, self._begun_with = self._begun_with + self._head, "", ""
         if self._state in (_SECTION, _HEAD):
             self._state = _SECTION if self._in_section else _CONTENT
-        if text:
+        if text and not text.isspace():
             self._say(text, out)

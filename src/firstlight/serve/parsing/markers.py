@@ -5,16 +5,23 @@ Used by the parsers. Invariant: the texts and markers that come out, joined, are
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
+
+
+@functools.cache
+def _prepared(markers: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str]]:
+    """What finds a marker, and all beginnings of one. Families have a handful of sets of markers."""
+    beginnings = frozenset(marker[:size] for marker in markers for size in range(1, len(marker)))
+    return re.compile("|".join(map(re.escape, markers))), beginnings
 
 
 class MarkerScanner:
     """Splits text at any of `markers`, of which none is the beginning of another."""
 
     def __init__(self, markers: Sequence[str]) -> None:
-        self._pattern = re.compile("|".join(map(re.escape, markers)))
-        self._beginnings = frozenset(marker[:size] for marker in markers for size in range(1, len(marker)))
+        self._pattern, self._beginnings = _prepared(tuple(markers))
         self._longest = max(map(len, markers))
         self._held = ""
 
@@ -36,7 +43,5 @@ class MarkerScanner:
 
     def _cut(self, text: str, start: int) -> int:
         """Where what may be the beginning of a marker begins."""
-        for place in range(max(start, len(text) - self._longest + 1), len(text)):
-            if text[place:] in self._beginnings:
-                return place
-        return len(text)
+        first = max(start, len(text) - self._longest + 1)
+        return next((i for i in range(first, len(text)) if text[i:] in self._beginnings), len(text))
