@@ -18,10 +18,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.fields import MAX_SIZE
+from firstlight.facts.hf_ends import TOKENIZER_CLASS
 from firstlight.text.tiktoken_ranks import read_ranks, tokenizer_of_ranks
 
 RANKS_FILE = "tiktoken.model"
-TOKENIZER_CLASS = "TikTokenTokenizer"
 NUM_RESERVED = 256  # ids after the ranks; those without a name are <|reserved_token_ID|>
 # Runs of Han first; then words in which Han has no place, as they stand in the published code.
 SPLIT = (

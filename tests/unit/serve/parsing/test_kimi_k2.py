@@ -33,7 +33,9 @@ class Read:
     calls: list[tuple[str, str, str]] = field(default_factory=list)
 
 
-def parser(is_open: bool, names: frozenset[str] | None, before: int = 0, one_call: bool = False) -> AnswerParser:
+def parser(
+    is_open: bool, names: frozenset[str] | None, before: int = 0, one_call: bool = False
+) -> AnswerParser:
     tools = None if names is None else FAMILY.tools(names, before)
     ends = () if names is None else FAMILY.call_begins
     return AnswerParser(FAMILY.reasoning(is_open=is_open, ends=ends), tools, one_call=one_call)
@@ -58,7 +60,10 @@ CASES: dict[str, tuple[bool, frozenset[str] | None, str, Read]] = {
     "opens its reasoning itself": (False, TWO, "\n<think>Hm.</think>Hello.", Read("Hm.", "Hello.")),
     "opens it once more": (True, TWO, "\n<think>Hm.</think>Hello.", Read("Hm.", "Hello.")),
     "speaks of the tags": (
-        False, TWO, "Write <think>x</think>.", Read(content="Write <think>x</think>."),
+        False,
+        TWO,
+        "Write <think>x</think>.",
+        Read(content="Write <think>x</think>."),
     ),
     "thinks of the tag": (True, TWO, "a <think> b</think>c", Read("a <think> b", "c")),
     "closes what was not open": (False, TWO, "</think>Hello.", Read(content="Hello.")),
@@ -72,10 +77,16 @@ CASES: dict[str, tuple[bool, frozenset[str] | None, str, Read]] = {
         Read(calls=[ROME]),
     ),
     "speaks, then calls": (
-        False, TWO, f"I look.\n{SECTION}{call()}{SECTION_END}", Read(content="I look.\n", calls=[ROME]),
+        False,
+        TWO,
+        f"I look.\n{SECTION}{call()}{SECTION_END}",
+        Read(content="I look.\n", calls=[ROME]),
     ),
     "speaks behind the call": (
-        False, TWO, f"{SECTION}{call()}{SECTION_END} Done.", Read(content=" Done.", calls=[ROME]),
+        False,
+        TWO,
+        f"{SECTION}{call()}{SECTION_END} Done.",
+        Read(content=" Done.", calls=[ROME]),
     ),
     "two calls": (
         False,
@@ -90,17 +101,29 @@ CASES: dict[str, tuple[bool, frozenset[str] | None, str, Read]] = {
         Read(content="And ", calls=[ROME, ("functions.get_time:1", "get_time", "{}")]),
     ),
     "thinks, then calls": (
-        True, TWO, f"Hm.</think>{SECTION}{call()}{SECTION_END}", Read("Hm.", calls=[ROME]),
+        True,
+        TWO,
+        f"Hm.</think>{SECTION}{call()}{SECTION_END}",
+        Read("Hm.", calls=[ROME]),
     ),
     "reasoning ended by a section": (
-        True, TWO, f"Hm.{SECTION}{call()}{SECTION_END}", Read("Hm.", calls=[ROME]),
+        True,
+        TWO,
+        f"Hm.{SECTION}{call()}{SECTION_END}",
+        Read("Hm.", calls=[ROME]),
     ),
     "reasoning ended by a call": (True, TWO, f"Hm.{call()}", Read("Hm.", calls=[ROME])),
     "reasoning ended by a section, closed behind it": (
-        True, TWO, f"{SECTION}{call()}{SECTION_END}</think>", Read(content="</think>", calls=[ROME]),
+        True,
+        TWO,
+        f"{SECTION}{call()}{SECTION_END}</think>",
+        Read(content="</think>", calls=[ROME]),
     ),
     "the section in the singular": (
-        True, TWO, f"Hm.{ONE_SECTION}{call()}{ONE_SECTION_END}", Read("Hm.", calls=[ROME]),
+        True,
+        TWO,
+        f"Hm.{ONE_SECTION}{call()}{ONE_SECTION_END}",
+        Read("Hm.", calls=[ROME]),
     ),
     "no section": (False, TWO, call(), Read(calls=[ROME])),
     "no end of the section": (False, TWO, f"{SECTION}{call()}", Read(calls=[ROME])),
@@ -112,7 +135,10 @@ CASES: dict[str, tuple[bool, frozenset[str] | None, str, Read]] = {
         Read(calls=[ROME, ("functions.get_time:1", "get_time", "{}")]),
     ),
     "no beginning of a call": (
-        False, TWO, f"{SECTION}{call().removeprefix(CALL)}{SECTION_END}", Read(calls=[ROME]),
+        False,
+        TWO,
+        f"{SECTION}{call().removeprefix(CALL)}{SECTION_END}",
+        Read(calls=[ROME]),
     ),
     "no prefix": (False, TWO, f"{SECTION}{call('get_weather:0')}{SECTION_END}", Read(calls=[ROME])),
     "no number": (
@@ -128,7 +154,10 @@ CASES: dict[str, tuple[bool, frozenset[str] | None, str, Read]] = {
     ),
     "a bare number, one tool": (False, ONE, f"{SECTION}{call('0')}{SECTION_END}", Read(calls=[ROME])),
     "a number behind a colon, one tool": (
-        False, ONE, f"{SECTION}{call('functions:0')}{SECTION_END}", Read(calls=[ROME]),
+        False,
+        ONE,
+        f"{SECTION}{call('functions:0')}{SECTION_END}",
+        Read(calls=[ROME]),
     ),
     "an id of another style, one tool": (
         False,
@@ -137,7 +166,10 @@ CASES: dict[str, tuple[bool, frozenset[str] | None, str, Read]] = {
         Read(calls=[("functions.get_weather:3", *ROME[1:])]),
     ),
     "a bare number, two tools": (
-        False, TWO, f"{SECTION}{call('0')}{SECTION_END}", Read(content=f"{CALL}0{ARGS}{ROME[2]}"),
+        False,
+        TWO,
+        f"{SECTION}{call('0')}{SECTION_END}",
+        Read(content=f"{CALL}0{ARGS}{ROME[2]}"),
     ),
     "a function that was not offered": (
         False,
@@ -164,26 +196,44 @@ CASES: dict[str, tuple[bool, frozenset[str] | None, str, Read]] = {
         Read(calls=[("functions.get_time:0", "get_time", "{}"), ("functions.get_time:1", "get_time", "{}")]),
     ),
     "arguments that are no JSON": (
-        False, TWO, call(arguments="{'a': <1>,"), Read(calls=[(*ROME[:2], "{'a': <1>,")]),
+        False,
+        TWO,
+        call(arguments="{'a': <1>,"),
+        Read(calls=[(*ROME[:2], "{'a': <1>,")]),
     ),
     "cut inside the arguments": (
-        True, TWO, f"{SECTION}{CALL}functions.get_weather:0{ARGS}{{\"ci", Read(calls=[(*ROME[:2], '{"ci')]),
+        True,
+        TWO,
+        f'{SECTION}{CALL}functions.get_weather:0{ARGS}{{"ci',
+        Read(calls=[(*ROME[:2], '{"ci')]),
     ),
     "cut before the arguments": (
-        False, TWO, f"{SECTION}{CALL}functions.get_weather:0{ARGS}", Read(calls=[(*ROME[:2], "")]),
+        False,
+        TWO,
+        f"{SECTION}{CALL}functions.get_weather:0{ARGS}",
+        Read(calls=[(*ROME[:2], "")]),
     ),
     "cut inside an id": (False, TWO, f"{SECTION}{CALL}functions.get_", Read(content=f"{CALL}functions.get_")),
     "cut inside a marker": (False, TWO, "Well <|tool_calls_sec", Read(content="Well <|tool_calls_sec")),
     "an empty section": (False, TWO, f"Well.{SECTION}\n{SECTION_END}", Read(content="Well.")),
     "text in a section": (False, TWO, f"{SECTION}What?{SECTION_END}", Read(content="What?")),
     "an id without end": (
-        False, TWO, CALL + "x" * 600 + ARGS, Read(content=CALL + "x" * 600 + ARGS),
+        False,
+        TWO,
+        CALL + "x" * 600 + ARGS,
+        Read(content=CALL + "x" * 600 + ARGS),
     ),
     "markers that mean nothing here": (
-        False, TWO, f"a{ARGS}b{CALL_END}c{SECTION_END}d", Read(content=f"a{ARGS}b{CALL_END}cd"),
+        False,
+        TWO,
+        f"a{ARGS}b{CALL_END}c{SECTION_END}d",
+        Read(content=f"a{ARGS}b{CALL_END}cd"),
     ),
     "no tools on offer": (
-        True, None, f"Hm.{SECTION}</think>{call()}", Read(f"Hm.{SECTION}", content=call()),
+        True,
+        None,
+        f"Hm.{SECTION}</think>{call()}",
+        Read(f"Hm.{SECTION}", content=call()),
     ),
 }
 
