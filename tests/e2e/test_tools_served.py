@@ -1,10 +1,9 @@
-"""A Kimi-shaped model that writes its family's markup, served: thinking and tool calls, whole and streamed."""
+"""A Kimi-shaped model that writes its family's markup, served: thinking and tool calls, also streamed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx

@@ -186,6 +186,7 @@ def _load(path: Path, resolved: Resolved, num_prompts: int, watch: _Watch) -> LL
         dtype=resolved.model.dtype,
         chat_template=resolved.model.chat_template,
         on_phase=watch,
+        trust_remote_code=resolved.model.trust_remote_code,
         **engine,
     )
 

@@ -209,7 +209,7 @@ class TextModel:
                 raise
             template.render(messages, self._special_tokens, **flags)
             raise RequestError(
-                "The model's chat template fails with these chat_template_kwargs, and does not without them: "
+                "The model's chat template fails with these tools or chat_template_kwargs, and not without: "
                 f"{as_sentence(fault.reason)} Leave them out, or give what the template expects.",
                 param="chat_template_kwargs",
             ) from fault

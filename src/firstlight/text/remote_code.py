@@ -45,8 +45,8 @@ def run_tokenizer_code(folder: Path) -> Tokenizer:
     tokenizer = _of_tiktoken(made) or getattr(made, "backend_tokenizer", None)
     if not isinstance(tokenizer, Tokenizer):
         raise UnsupportedError(
-            f"{folder}: its own code makes a {type(made).__name__}, which is neither a fast tokenizer nor one "
-            "of tiktoken.",
+            f"{folder}: its own code makes a {type(made).__name__}, which is neither a fast tokenizer nor "
+            "one of tiktoken.",
             _OTHERWISE,
         )
     if [tokenizer.encode(text, add_special_tokens=False).ids for text in _PROBES] != expected:

@@ -22,6 +22,14 @@ _OURS = frozenset(
 Option = Callable[[RunConfig], Sequence[str]]
 
 
+_NO_NAMES = ("auto", "none")  # the engine's own way
+
+
+def _parser(flag: str, name: str) -> Sequence[str]:
+    """A parser by its name, which is the same in both engines."""
+    return () if name in _NO_NAMES else (flag, name)
+
+
 class Kind(Protocol):
     """One foreign engine. `owned`: options behind the `--` that are ours to give, and how to give them."""
 
@@ -55,6 +63,12 @@ class Vllm:
         "prefix-cache": lambda c: (
             ("--enable-prefix-caching",) if c.engine.prefix_cache else ("--no-enable-prefix-caching",)
         ),
+        "trust-remote-code": lambda c: ("--trust-remote-code",) if c.model.trust_remote_code else (),
+        "tool-call-parser": lambda c: (
+            *_parser("--tool-call-parser", c.server.tool_call_parser),
+            *(("--enable-auto-tool-choice",) if c.server.tool_call_parser not in _NO_NAMES else ()),
+        ),
+        "reasoning-parser": lambda c: _parser("--reasoning-parser", c.server.reasoning_parser),
         "threads": lambda c: (),
     }
     owned: Mapping[str, str] = {
@@ -96,6 +110,9 @@ class Sglang:
         "memory-fraction": lambda c: ("--mem-fraction-static", str(c.engine.memory_fraction)),
         "prefix-cache": lambda c: () if c.engine.prefix_cache else ("--disable-radix-cache",),
         "max-queue": lambda c: ("--max-queued-requests", str(c.engine.max_queue)),
+        "trust-remote-code": lambda c: ("--trust-remote-code",) if c.model.trust_remote_code else (),
+        "tool-call-parser": lambda c: _parser("--tool-call-parser", c.server.tool_call_parser),
+        "reasoning-parser": lambda c: _parser("--reasoning-parser", c.server.reasoning_parser),
         "threads": lambda c: (),
     }
     owned: Mapping[str, str] = {

@@ -32,8 +32,8 @@ class KimiK2:
 
     name = "kimi_k2"
     architectures = frozenset({"kimi_k2"})
-    call_begins = (*_SECTION_BEGINS, _CALL_BEGIN)
-    markers = (
+    call_begins: tuple[str, ...] = (*_SECTION_BEGINS, _CALL_BEGIN)
+    markers: tuple[str, ...] = (
         "<think>",
         "</think>",
         _SECTION_BEGINS[0],
