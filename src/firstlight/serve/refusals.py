@@ -27,7 +27,7 @@ IGNORED = frozenset(
 )
 
 _NO_TOOLS = "only chats have tools, and they have them as tools"
-_NO_REASONING = "reasoning control is not supported yet"
+_NO_REASONING = "only chats control reasoning, by thinking and include_reasoning"
 _NO_STRUCTURE = "structured output is not supported yet"
 _NO_PROMPT_LOGPROBS = "log-probabilities of the prompt are not supported yet"
 _NO_BEAMS = "beam search is not supported"

@@ -1,8 +1,8 @@
 """The text files of a small model in the shape of Kimi: ranks, special tokens, chat template.
 
-Called by `firstlight make-model` and by tests, beside `models.random_model`. Invariant: names and order of the
-special tokens are the publisher's, the ids counted from the end of the (few) ranks; the template is our own,
-in the publisher's markup.
+Called by `firstlight make-model` and by tests, beside `models.random_model`. Invariant: names and order of
+the special tokens are the publisher's, the ids counted from the end of the (few) ranks; the template is our
+own, in the publisher's markup.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ _TEMPLATE = """\
 {#- Reasoning is kept in the turns behind the last answer that called nothing. -#}
 {%- set last = namespace(answer=-1) -%}
 {%- for message in messages -%}
-{%- if message.role == 'assistant' and not message.tool_calls -%}{%- set last.answer = loop.index0 -%}{%- endif -%}
+{%- if message.role == 'assistant' and not message.tool_calls -%}
+{%- set last.answer = loop.index0 -%}
+{%- endif -%}
 {%- endfor -%}
 {%- set thinks = thinking is not defined or thinking -%}
 {%- if tools -%}

@@ -20,7 +20,7 @@ _PROBES = (
     "Hello, world! It's 2026-11-30 and 1234567 isn't 1,234,567.",
     "def f(x):\n    return {'a': x[0] ** 2}  # \u00e9\u00e8\u00fc\n\n\n\tprint(\"...\")\r\n",
     "\u4f60\u597d\uff0c\u4e16\u754c\uff01\u6df7\u5408mixed\u6587\u672cABC\u3001\u65e5\u672c\u8a9e\u306e\u30c6\u30b9",
-    "  two  spaces\u00a0and \U0001f600\U0001f468\u200d\U0001f469 \u0430\u0431\u0432 \ud55c\uad6d\uc5b4 camelCase",
+    "  two  spaces\u00a0and \U0001f600\U0001f468\u200d\U0001f469 \u0430\u0431\u0432 \ud55c\uad6d camelCase",
 )
 
 

@@ -142,8 +142,9 @@ def test_a_conversation_with_tools(model: TextModel) -> None:
         "<|im_user|>user<|im_middle|>U<|im_end|>"
         "<|im_assistant|>assistant<|im_middle|><think></think>A<|im_end|>"
         "<|im_user|>user<|im_middle|>V<|im_end|>"
-        "<|im_assistant|>assistant<|im_middle|><think>R</think><|tool_calls_section_begin|><|tool_call_begin|>"
-        'functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|><|tool_calls_section_end|><|im_end|>'
+        "<|im_assistant|>assistant<|im_middle|><think>R</think><|tool_calls_section_begin|>"
+        '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
+        "<|tool_calls_section_end|><|im_end|>"
         "<|im_system|>tool<|im_middle|>## Return of functions.f:0\n42<|im_end|>"
         "<|im_assistant|>assistant<|im_middle|><think>"
     )
