@@ -8,14 +8,18 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+import torch
 
 from firstlight.base.failure import read_failure
 from firstlight.engine.messages import Drain, SequenceOutput, Submit
 from firstlight.facts.sources import resolve_model
+from firstlight.models.eagle3_file import save_eagle3
 from firstlight.text.model import TextModel
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
-from support.eagle3 import write_pair
+from support.drafters import LATENT
+from support.eagle3 import tiny_eagle3, write_pair
 from support.engines import Harness, submit
+from support.experts import description_of, kimi, write_experts
 from support.prompts import PROMPTS
 from support.rank_processes import RankProcesses, logprobs_of, tokens_of
 from support.workloads import circling, requests
@@ -57,8 +61,39 @@ def assert_equal_to_one_rank(
     return together
 
 
+def assert_same_drafts(
+    target: Path, workload: list[Submit], drafting: Mapping[str, Any], sizes: Mapping[str, int]
+) -> int:
+    """Two ranks accept what one accepts; how many that are."""
+    alone = Harness(target, **sizes, **drafting).run(workload)
+    together = assert_equal_to_one_rank(target, workload, drafting, **sizes)
+    accepted = {name: sum(output.num_accepted for output in outputs) for name, outputs in together.items()}
+    assert accepted == {name: result.num_accepted for name, result in alone.items()}
+    return sum(accepted.values())
+
+
 def test_two_ranks_equal_one_on_a_tiny_model(folder: Path) -> None:
     assert_equal_to_one_rank(folder, requests(16, VOCABULARY), **SIZES)
+
+
+@pytest.mark.parametrize("model", ["kimi_k2", "minimax_m2"])
+def test_two_ranks_equal_one_with_experts(tmp_path: Path, model: str) -> None:
+    """Each has a share of every expert, and all latents; or half the heads of a norm over all of them."""
+    description = description_of(model, vocab_size=VOCABULARY)
+    assert_equal_to_one_rank(write_experts(tmp_path / "m", description), requests(8, VOCABULARY), **SIZES)
+
+
+def test_two_ranks_draft_what_one_rank_drafts_over_experts(tmp_path: Path) -> None:
+    # Of other weights (seed 0) a token lies between two experts by 6e-8, and ranks add up otherwise.
+    target = write_experts(tmp_path / "target", kimi(num_layers=4, vocab_size=96, max_position=128), seed=1)
+    (tmp_path / "drafter").mkdir()
+    save_eagle3(tmp_path / "drafter", tiny_eagle3(**LATENT), torch.float32)
+    drafting = {"drafter": str(tmp_path / "drafter"), "draft_tokens": 3, "draft_adapt": False}
+    workload = [
+        submit(f"{n}", range(3 + n, 30), max_tokens=20, ignore_eos=True, logprobs=1) for n in range(4)
+    ]
+    sizes = {**SIZES, "max_model_len": 128}
+    assert_same_drafts(target, workload, drafting, sizes)
 
 
 def test_two_ranks_with_drafts_equal_one_without(folder: Path) -> None:
@@ -76,11 +111,7 @@ def test_two_ranks_draft_what_one_rank_drafts(tmp_path: Path, tree: dict[str, in
     sizes = {**SIZES, "max_model_len": 128}
     hot = {"temperature": 4.0, "max_tokens": 30, "ignore_eos": True}
     workload = [submit(f"{n}", range(3 + n, 30), seed=n, logprobs=1, **hot) for n in range(8)]
-    alone = Harness(target, **sizes, **drafting).run(workload)
-    together = assert_equal_to_one_rank(target, workload, drafting, **sizes)
-    accepted = {name: sum(output.num_accepted for output in outputs) for name, outputs in together.items()}
-    assert accepted == {name: result.num_accepted for name, result in alone.items()}
-    assert sum(accepted.values()) > 20
+    assert assert_same_drafts(target, workload, drafting, sizes) > 20
 
 
 def test_two_ranks_equal_one_on_the_real_model() -> None:

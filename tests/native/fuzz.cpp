@@ -86,6 +86,10 @@ static void fill_group(Weight& w, int64_t tile, int64_t g, uint8_t* p) {
         double scale, minimum = 0.0;
         set_half(p + code_bytes + 2 * lane, any_value() * 0.01f, &scale);
         if (w.format == Q4_MIN) set_half(p + code_bytes + 16 + 2 * lane, any_value() * 0.1f, &minimum);
+        if (w.format == Q4_ZERO) {
+            set_half(p + code_bytes + 16 + 2 * lane, (float)between(0, 16), &minimum);
+            minimum *= -scale;
+        }
         int64_t output = tile * TILE + lane;
         for (int64_t i = 0; i < GROUP && output < w.outputs; i++) {
             double code;
@@ -101,7 +105,36 @@ static void fill_group(Weight& w, int64_t tile, int64_t g, uint8_t* p) {
 }
 
 static bool has_blocks(int32_t format) { return format == Q4_NESTED || format == Q6_NESTED; }
-static bool has_codes(int32_t format) { return format <= Q8 || has_blocks(format); }
+static bool has_groups(int32_t format) { return format <= Q8 || format == Q4_ZERO; }
+static bool has_scales(int32_t format) { return format == FLOAT8 || format == FLOAT4; }
+static bool has_codes(int32_t format) { return has_groups(format) || has_blocks(format); }
+
+// A float of 8 or 4 bits: sign, exponent, `digits` bits behind the point.
+static double small_float(int code, int bits, int digits, int bias) {
+    int exponent = (code >> digits) & ((1 << (bits - 1 - digits)) - 1), rest = code & ((1 << digits) - 1);
+    double size = exponent ? ldexp(1.0 + ldexp(rest, -digits), exponent - bias) : ldexp(rest, 1 - bias - digits);
+    return code >> (bits - 1) ? -size : size;
+}
+
+// A group of small floats of 8 outputs, whose scales come last.
+static void fill_scaled(Weight& w, int64_t tile, int64_t g, uint8_t* p) {
+    bool is_eight = w.format == FLOAT8;
+    int64_t size = is_eight ? 32 : 16, codes = is_eight ? 256 : 64;
+    for (int64_t i = 0; i < codes; i++) {
+        do p[i] = (uint8_t)between(0, 255);
+        while (is_eight && (p[i] & 127) == 127);  // not a number
+    }
+    for (int64_t lane = 0; lane < TILE; lane++) {
+        float scale = any_value() * 0.01f;
+        memcpy(p + codes + 4 * lane, &scale, 4);
+        int64_t output = tile * TILE + lane;
+        for (int64_t i = 0; i < size && output < w.outputs; i++) {
+            int byte = is_eight ? p[TILE * i + lane] : p[TILE * (i / 2) + lane] >> (4 * (i % 2)) & 15;
+            double value = is_eight ? small_float(byte, 8, 3, 7) : small_float(byte, 4, 1, 1);
+            w.exact[(size_t)(output * w.inputs + g * size + i)] = value * scale;
+        }
+    }
+}
 
 // A block of 8 groups and 8 outputs of a nested format.
 static void fill_block(Weight& w, int64_t tile, int64_t block, uint8_t* p) {
@@ -133,7 +166,10 @@ static Weight make_weight(int32_t format) {
     Weight w;
     w.format = format;
     w.outputs = between(1, 70);
-    w.inputs = has_blocks(format) ? 256 * between(1, 2) : format <= Q8 ? GROUP * between(1, 7) : between(1, 90);
+    w.inputs = has_blocks(format)   ? 256 * between(1, 2)
+               : has_groups(format) ? GROUP * between(1, 7)
+               : has_scales(format) ? (format == FLOAT8 ? 32 : 16) * between(1, 7)
+                                    : between(1, 90);
     w.exact.resize((size_t)(w.outputs * w.inputs));
     int64_t tiles = (w.outputs + TILE - 1) / TILE;
     if (has_blocks(format)) {
@@ -142,8 +178,14 @@ static Weight make_weight(int32_t format) {
         for (int64_t i = 0; i < tiles * blocks; i++) fill_block(w, i / blocks, i % blocks, w.packed.data() + i * bytes);
         return w;
     }
-    if (format <= Q8) {
-        int64_t groups = w.inputs / GROUP, bytes = format == Q4_MIN ? 160 : format == Q4 ? 144 : 272;
+    if (has_scales(format)) {
+        int64_t groups = w.inputs / (format == FLOAT8 ? 32 : 16), bytes = format == FLOAT8 ? 288 : 96;
+        w.packed.resize((size_t)(tiles * groups * bytes));
+        for (int64_t i = 0; i < tiles * groups; i++) fill_scaled(w, i / groups, i % groups, w.packed.data() + i * bytes);
+        return w;
+    }
+    if (has_groups(format)) {
+        int64_t groups = w.inputs / GROUP, bytes = format == Q8 ? 272 : format == Q4 ? 144 : 160;
         w.packed.resize((size_t)(tiles * groups * bytes));
         for (int64_t tile = 0; tile < tiles; tile++)
             for (int64_t g = 0; g < groups; g++) fill_group(w, tile, g, w.packed.data() + (tile * groups + g) * bytes);
@@ -202,7 +244,7 @@ static std::vector<float> product(void* pool, const Weight& w, const float* x, i
 }
 
 static void fuzz_product(void* pool) {
-    Weight w = make_weight((int32_t)between(0, 7));
+    Weight w = make_weight((int32_t)between(0, FLOAT4));
     int64_t rows = between(0, 3) ? between(1, 12) : between(1, 150);
     std::vector<float> x = values(rows * w.inputs), bias = values(w.outputs);
     bool adds = between(0, 1);
@@ -224,7 +266,7 @@ static void fuzz_product(void* pool) {
 
 // Rows of some experts, many of which have none: the bits of the ordinary products.
 static void fuzz_experts(void* pool) {
-    Weight w = make_weight((int32_t)between(0, 7));
+    Weight w = make_weight((int32_t)between(0, FLOAT4));
     int64_t experts = between(1, 9), each = (int64_t)w.packed.size();
     std::vector<uint8_t> packed;
     std::vector<int64_t> starts = {0};
@@ -306,6 +348,10 @@ static double stored_value(int64_t type, const uint8_t* row, int64_t size, int64
 
 struct Attention {
     int64_t heads, kv_heads, size, window, page_size, num_pages, type;
+    int64_t latent = 0;  // of latent attention: the size of a value, the beginning of the one row that a slot has
+    int64_t pool_heads() const { return latent ? 1 : kv_heads; }
+    int64_t out_size() const { return latent ? latent : size; }
+    const std::vector<uint8_t>& value_rows() const { return latent ? keys : values; }
     std::vector<uint8_t> keys, values;
     std::vector<int64_t> pages, starts, counts, branches;  // branches: none without trees
     int64_t table_width, branch_width = 0;
@@ -313,8 +359,8 @@ struct Attention {
 
 static std::vector<float> attend(void* pool, const Attention& a, const float* q, int64_t rows, const int64_t* pages,
                                  const std::vector<int64_t>& starts, const std::vector<int64_t>& counts) {
-    std::vector<float> out((size_t)(rows * a.heads * a.size), NAN);
-    Op op = make(OP_ATTEND, {a.heads, a.kv_heads, a.size, a.heads * a.size, a.window, a.type}, {q, a.keys.data(), a.values.data(), out.data()});
+    std::vector<float> out((size_t)(rows * a.heads * a.out_size()), NAN);
+    Op op = make(OP_ATTEND, {a.heads, a.kv_heads, a.size, a.heads * a.size, a.window, a.type, a.latent}, {q, a.keys.data(), a.value_rows().data(), out.data()});
     op.f[0] = 1.0f / sqrtf((float)a.size);
     Step step = {};
     step.num_rows = rows;
@@ -336,10 +382,10 @@ static void check_attention(const Attention& a, const float* q, const float* got
     const int64_t* pages = a.pages.data() + sequence * a.table_width;
     int64_t first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
     for (int64_t head = 0; head < a.heads; head++) {
-        int64_t kv = head / (a.heads / a.kv_heads);
+        int64_t kv = a.latent ? 0 : head / (a.heads / a.kv_heads);
         std::vector<double> weights;
         double total = 0.0, most = -INFINITY;
-        auto at = [&](int64_t p) { return ((pages[p / a.page_size] * a.page_size + p % a.page_size) * a.kv_heads + kv) * row_bytes(a.type, a.size); };
+        auto at = [&](int64_t p) { return ((pages[p / a.page_size] * a.page_size + p % a.page_size) * a.pool_heads() + kv) * row_bytes(a.type, a.size); };
         for (int64_t p = first; p <= position; p++) {
             double score = 0.0;
             for (int64_t i = 0; i < a.size; i++) score += (double)q[head * a.size + i] * stored_value(a.type, a.keys.data() + at(p), a.size, i);
@@ -347,10 +393,10 @@ static void check_attention(const Attention& a, const float* q, const float* got
             most = fmax(most, weights.back());
         }
         for (double& weight : weights) total += weight = exp(weight - most);
-        for (int64_t i = 0; i < a.size; i++) {
+        for (int64_t i = 0; i < a.out_size(); i++) {
             double wanted = 0.0;
-            for (int64_t p = first; p <= position; p++) wanted += weights[(size_t)(p - first)] / total * stored_value(a.type, a.values.data() + at(p), a.size, i);
-            require(close_to(got[head * a.size + i], wanted, 3.0), "attention");
+            for (int64_t p = first; p <= position; p++) wanted += weights[(size_t)(p - first)] / total * stored_value(a.type, a.value_rows().data() + at(p), a.size, i);
+            require(close_to(got[head * a.out_size() + i], wanted, 3.0), "attention");
         }
     }
 }
@@ -409,17 +455,23 @@ static void fuzz_attention(void* pool) {
     a.table_width = (longest + a.page_size - 1) / a.page_size;
     a.num_pages = sequences * a.table_width;
     for (int64_t page = 0; page < a.num_pages; page++) a.pages.push_back(a.num_pages - 1 - page);
+    bool is_latent = between(0, 2) == 0;
+    if (is_latent) a.kv_heads = 1;
     fill_pool(pool, a);
+    if (is_latent) {
+        a.latent = between(1, a.size);
+        for (a.kv_heads = between(1, a.heads); a.heads % a.kv_heads;) a.kv_heads--;  // shares of the heads
+    }
     std::vector<float> q = values(rows * a.heads * a.size);
     std::vector<float> out = attend(pool, a, q.data(), rows, a.pages.data(), a.starts, a.counts);
-    int64_t width = a.heads * a.size;
+    int64_t width = a.heads * a.size, out_width = a.heads * a.out_size();
     for (int64_t s = 0, row = 0; s < sequences; row += a.counts[(size_t)s++]) {
         int64_t within = between(0, a.counts[(size_t)s] - 1), position = a.starts[(size_t)s] + within;
         const float* mine = q.data() + (row + within) * width;
-        check_attention(a, mine, out.data() + (row + within) * width, s, position);
+        check_attention(a, mine, out.data() + (row + within) * out_width, s, position);
         std::vector<float> alone(mine, mine + width);
         std::vector<float> one = attend(pool, a, alone.data(), 1, a.pages.data() + s * a.table_width, {position}, {1});
-        require(memcmp(one.data(), out.data() + (row + within) * width, (size_t)width * 4) == 0, "bits of an attended row");
+        require(memcmp(one.data(), out.data() + (row + within) * out_width, (size_t)out_width * 4) == 0, "bits of an attended row");
     }
 }
 

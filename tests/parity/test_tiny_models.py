@@ -6,7 +6,6 @@ round.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,15 @@ from gguf import GGMLQuantizationType as GgmlType
 from firstlight.facts.hf_config import describe_hf
 from support.checkpoints import write_gguf
 from support.engines import Harness, submit
-from support.transformers_models import CONFIGS, logits_of, random_model, save
+from support.transformers_models import (
+    CONFIGS,
+    difference,
+    logits_of,
+    noise,
+    random_model,
+    random_tokens,
+    save,
+)
 
 NUM_TOKENS = 150  # beyond the windows, and beyond the original positions of the scaled ropes
 FAST_TOLERANCE = 0.06  # bfloat16 products or 8-bit activations through 3 layers of random weights
@@ -30,18 +37,7 @@ def _one_thread() -> None:
 
 
 def tokens_of(vocabulary: int) -> list[int]:
-    chance = random.Random(1)
-    return [chance.randrange(vocabulary) for _ in range(NUM_TOKENS)]
-
-
-def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest of all positions, each relative to its largest logit."""
-    return float(((got - expected).abs().amax(-1) / expected.abs().amax(-1)).max())
-
-
-def noise(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """The size of the deviations as a share of the size of the logits, over all positions."""
-    return float((got - expected).norm() / expected.norm())
+    return random_tokens(NUM_TOKENS, vocabulary)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -52,7 +52,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
 
 def tiny_description(architecture: str = "llama", **changes: Any) -> ModelDescription:
     """A small, complete description; `changes` replace fields."""
-    fields = {"architecture": architecture, **_CHANGES[architecture], **changes}
+    fields = {"architecture": architecture, **_CHANGES.get(architecture, {}), **changes}
     return msgspec.structs.replace(_TINY, **fields)
 
 

@@ -15,12 +15,22 @@ from firstlight.drafter.capture import CaptureSettings, capture
 from firstlight.drafter.generate import GenerateSettings, generate
 from firstlight.drafter.prompts import PromptSettings, make_prompts
 from firstlight.drafter.target import Target, open_target
+from firstlight.facts.description import LatentAttention, RopeScaling
 from firstlight.models.eagle3 import DrafterConfig, Eagle3Drafter
+from firstlight.models.eagle3_latent import make_drafter
 from support.serving import write_chat_model
 
 SMALL_ENGINE = {"threads": 1, "max_num_seqs": 8, "kv_memory_bytes": 2**24, "dtype": "float32"}
 LAYERS = (0, 1)
 STATES = CaptureSettings(layers=LAYERS, dtype="float32")
+# Changes that make a layer's attention latent, as published drafters for Kimi have it.
+LATENT: dict[str, Any] = {
+    "latent": LatentAttention(query_rank=24, latent_size=16, nope_size=12, rope_size=8, value_size=10),
+    "num_kv_heads": 4,
+    "head_size": 20,
+    "rope_scaling": RopeScaling(kind="yarn", factor=8.0, original_max_position=16),
+    "score_scale": 20**-0.5 * 1.5,
+}
 
 
 def drafter_config(**changes: Any) -> DrafterConfig:
@@ -46,7 +56,7 @@ def random_drafter(seed: int = 0, **changes: Any) -> Eagle3Drafter:
     """A drafter with random weights, and every third token of the target in its vocabulary."""
     torch.manual_seed(seed)
     config = drafter_config(**changes)
-    drafter = Eagle3Drafter(config, torch.randn(config.vocab_size, config.hidden_size))
+    drafter = make_drafter(config, torch.randn(config.vocab_size, config.hidden_size))
     with torch.no_grad():
         for parameter in drafter.parameters():
             if parameter.dim() == 1:

@@ -15,12 +15,16 @@ import torch
 from firstlight.engine.tree import lay_out
 from firstlight.models.layers.linear import StoredMatrix
 from firstlight.ops.contract import AttentionShape, StepRows
+from firstlight.quant.int4 import int4_blocks
+from firstlight.quant.int8 import scaled_blocks
 from firstlight.quant.weight import Weight
 from support import nested
+from support.quantised import four_bits, small_floats
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NESTED = ("Q4_K", "Q6_K")
-FORMATS = (*PLAIN, "Q8_0", "Q4_0", "Q4_1", *NESTED)
+SAFETENSORS = ("INT4", "INT4_ZERO", "INT8", "FP8", "FP4")
+FORMATS = (*PLAIN, "Q8_0", "Q4_0", "Q4_1", *NESTED, *SAFETENSORS)
 
 
 def random_values(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
@@ -33,15 +37,37 @@ def matrix(values_OI: torch.Tensor, weight_format: str) -> StoredMatrix:
         raw = values_OI.to(PLAIN[weight_format]).contiguous().view(torch.uint8)
     elif weight_format in NESTED:
         raw = torch.from_numpy(nested.quantize(values_OI.numpy(), weight_format))
+    elif weight_format in SAFETENSORS:
+        raw = _blocks(values_OI, weight_format)
     else:
         kind = gguf.GGMLQuantizationType[weight_format]
         raw = torch.from_numpy(gguf.quants.quantize(values_OI.numpy(), kind))
     return StoredMatrix(Weight(weight_format, tuple(values_OI.shape), raw))
 
 
+def _blocks(values_OI: torch.Tensor, weight_format: str) -> torch.Tensor:  # noqa: N803 - shape suffix
+    """Blocks as they are put together out of safetensors; scales that float16 can hold."""
+    if weight_format.startswith("INT4"):
+        symmetric = weight_format == "INT4"
+        codes, scales, zeros, _ = four_bits(values_OI, 32, symmetric=symmetric, dtype=torch.float16)
+        return int4_blocks(codes.to(torch.uint8), scales, *([] if symmetric else [zeros.float()]))
+    largest = {"INT8": 127.0, "FP8": 448.0, "FP4": 6.0}[weight_format]
+    size = 16 if weight_format == "FP4" else 32
+    scales = (values_OI.unflatten(1, (-1, size)).abs().amax(-1) / largest).half().float()
+    each = scales.repeat_interleave(size, 1)
+    if weight_format == "FP4":
+        return scaled_blocks(small_floats(values_OI, each)[0], scales)
+    if weight_format == "FP8":
+        return scaled_blocks((values_OI / each).clamp(-448, 448).to(torch.float8_e4m3fn), scales)
+    return scaled_blocks((values_OI / each).round().clamp(-127, 127).to(torch.int8), scales)
+
+
 @dataclass(frozen=True)
 class Paged:
-    """Histories of some sequences in a pool; `keys` and `values` [slots, K, D]. Page 0 is zero."""
+    """Histories of some sequences in a pool; `keys` and `values` [slots, K, D]. Page 0 is zero.
+
+    Of latent attention they are the same tensor.
+    """
 
     shape: AttentionShape
     page_size: int
@@ -65,6 +91,7 @@ class Paged:
         row_shape = (slots, shape.num_kv_heads, shape.head_size)
         keys, values = random_values(*row_shape, seed=seed + 1), random_values(*row_shape, seed=seed + 2)
         keys[:page_size] = values[:page_size] = 0.0
+        values = keys if shape.is_latent else values
         return cls(shape, page_size, tables, keys, values)
 
     def rows(self, entries: Sequence[tuple[int, int, int]]) -> StepRows:
@@ -118,6 +145,6 @@ class Paged:
         slots = pages * self.page_size + seen % self.page_size
         group = self.shape.num_heads // self.shape.num_kv_heads
         keys = self.keys[slots].double().repeat_interleave(group, 1)
-        values = self.values[slots].double().repeat_interleave(group, 1)
-        scores = torch.einsum("nd,lnd->nl", q_ND.double(), keys) / self.shape.head_size**0.5
+        values = self.values[slots, :, : self.shape.out_size].double().repeat_interleave(group, 1)
+        scores = torch.einsum("nd,lnd->nl", q_ND.double(), keys) * self.shape.scale
         return torch.einsum("nl,lnd->nd", scores.softmax(-1), values)

@@ -7,6 +7,8 @@ mistakes would stay unseen: here every parameter is random and of a size that ma
 from __future__ import annotations
 
 import copy
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +76,29 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 }  # fmt: skip
 
 
+# Matrices that are larger, so that attention chooses positions, and tokens their experts.
+_CHOOSES = re.compile(r"q_proj|k_proj|q_b_proj|gate\.weight")
+
+
 def random_model(config: PreTrainedConfig, seed: int = 0) -> Any:
     """A float32 model in which every parameter is random: matrices keep the variance, norms are near 1."""
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    return randomise(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), seed)
+
+
+def randomise(model: Any, seed: int) -> Any:
+    """The model, with new parameters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 2:
-                spread = 2.0 if "q_proj" in name or "k_proj" in name else 1.0  # so that attention chooses
-                parameter.copy_(values * spread / parameter.shape[1] ** 0.5)
+            if parameter.ndim >= 2:
+                spread = 2.0 if _CHOOSES.search(name) else 1.0
+                parameter.copy_(values * spread / parameter.shape[-1] ** 0.5)
             else:
                 parameter.copy_(values * 0.2 + float(name.endswith("norm.weight")))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
     return model
 
 
@@ -102,3 +115,19 @@ def save(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
 def logits_of(model: Any, tokens: list[int], last: int = 0) -> torch.Tensor:
     """Logits at every position, or at the `last` ones [T, V]."""
     return model(torch.tensor([tokens]), logits_to_keep=last).logits[0]
+
+
+def random_tokens(num: int, vocabulary: int) -> list[int]:
+    """A prompt, always the same."""
+    chance = random.Random(1)
+    return [chance.randrange(vocabulary) for _ in range(num)]
+
+
+def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest of all positions, each relative to its largest logit."""
+    return float(((got - expected).abs().amax(-1) / expected.abs().amax(-1)).max())
+
+
+def noise(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """The size of the deviations as a share of the size of the logits, over all positions."""
+    return float((got - expected).norm() / expected.norm())

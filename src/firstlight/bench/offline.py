@@ -33,6 +33,7 @@ from firstlight.facts.memory import kv_bytes_per_token
 from firstlight.ops.kv_rows import row_bytes
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EXPERTS = ".experts."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,38 +99,55 @@ class OfflineReport:
 
 
 class Work:
-    """Bytes and operations that the model makes necessary."""
+    """Bytes and operations that the model makes necessary.
 
-    def __init__(self, checkpoint: Checkpoint, kv_row_bytes: tuple[int, int]) -> None:
+    Of experts those that tokens choose, as if each choice were independent of the others.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, kv_row_bytes: tuple[int, ...]) -> None:
         description = checkpoint.description
+        latent, experts = description.latent, description.experts
         head = _EMBEDDING if description.tie_embeddings else _HEAD
         read = [t for t in checkpoint.tensors.values() if t.name != _EMBEDDING or description.tie_embeddings]
         self.weight_bytes = sum(tensor.nbytes for tensor in read)
+        self._chosen = 1.0 if experts is None else experts.num_chosen / experts.num
+        self._expert_bytes = sum(t.nbytes for t in read if _EXPERTS in t.name)
         matrices = [t for t in read if len(t.shape) == 2 and t.name != head]
-        self.layer_flops = 2 * sum(math.prod(tensor.shape) for tensor in matrices)
+        self.layer_flops = 2 * sum(
+            math.prod(t.shape) * (self._chosen if _EXPERTS in t.name else 1) for t in matrices
+        )
         self.head_flops = 2 * description.vocab_size * description.hidden_size
-        self.kv_token_bytes = kv_bytes_per_token(description, kv_row_bytes)
+        heads = None if latent is None else 1
+        self.kv_token_bytes = kv_bytes_per_token(description, kv_row_bytes, heads)
         # Scores and weighted values: a product and a sum each, for every token looked at.
-        self.attention_flops = 4 * description.num_layers * description.num_heads * description.head_size
+        seen = 2 * description.head_size if latent is None else 2 * latent.latent_size + latent.rope_size
+        self.attention_flops = 2 * description.num_layers * description.num_heads * seen
 
     def decode(self, batch: int, context: float) -> tuple[float, float]:
         """(bytes, operations) of a step that gives each of `batch` sequences a token."""
         flops = batch * (self.layer_flops + self.head_flops + self.attention_flops * context)
-        return self.weight_bytes + batch * context * self.kv_token_bytes, flops
+        return self._read_bytes(batch) + batch * context * self.kv_token_bytes, flops
 
     def prefill(self, length: int) -> tuple[float, float]:
         """(bytes, operations) of taking in a prompt and sampling once after it."""
         flops = length * (self.layer_flops + self.attention_flops * length / 2) + self.head_flops
-        return self.weight_bytes + length * self.kv_token_bytes, flops
+        return self._read_bytes(length) + length * self.kv_token_bytes, flops
+
+    def _read_bytes(self, num_tokens: int) -> float:
+        """Weights that so many tokens read: an expert that none of them chose is not."""
+        unread = (1.0 - self._chosen) ** num_tokens
+        return self.weight_bytes - unread * self._expert_bytes
 
 
 def bench_offline(order: OfflineOrder, on_progress: Callable[[int, int], None]) -> OfflineReport:
     """Loads the model and runs the sweep."""
     engine = open_engine(order.model, order.dtype, order.section)
     checkpoint = engine.checkpoint
-    size = checkpoint.description.head_size
-    keys, values = (row_bytes(size, getattr(torch, name)) for name in engine.report["kv_dtypes"])
-    work = Work(checkpoint, (keys, values))
+    size, latent = checkpoint.description.head_size, checkpoint.description.latent
+    dtypes = [getattr(torch, name) for name in engine.report["kv_dtypes"]]
+    if latent is not None:
+        size, dtypes = latent.latent_size + latent.rope_size, dtypes[:1]
+    work = Work(checkpoint, tuple(row_bytes(size, dtype) for dtype in dtypes))
     sweep = Sweep(engine.core(engine.runner.run), work, measure_rates(), checkpoint.description.vocab_size)
     points: list[Point] = []
     num_points = len(order.lengths) * (1 + len(order.batches))

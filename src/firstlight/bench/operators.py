@@ -107,8 +107,13 @@ def bench_operators(order: OperatorsOrder, on_point: Callable[[int, int], None])
     )
     engine = open_engine(order.model, "auto", section)
     replay = engine.runner.replay
-    if not isinstance(replay, RecordedReplay):
-        raise UnsupportedError("there are no native operators to measure", "Use --device cpu, the default.")
+    description = engine.checkpoint.description
+    calls_layers = description.experts is not None or description.latent is not None
+    if calls_layers or not isinstance(replay, RecordedReplay):
+        raise UnsupportedError(
+            "there is no program of native operators to measure",
+            "Use --device cpu, the default, and a model without experts and latent attention.",
+        )
     pool = replay.pool
     instructions = native.INSTRUCTION_SETS[pool.instruction_set]
     report = OperatorsReport(instructions, pool.num_threads, order.history)

@@ -45,6 +45,8 @@ def _add_the_rest(app: typer.Typer) -> None:
     from firstlight.cli.drafter import drafter_app
     from firstlight.cli.env import env
     from firstlight.cli.grammar import grammar
+    from firstlight.cli.make_model import make_model
+    from firstlight.cli.plan import PLAN_SETTINGS, plan
     from firstlight.cli.ps import ps
     from firstlight.cli.run import RUN_SETTINGS, run
     from firstlight.cli.stop import stop
@@ -54,7 +56,9 @@ def _add_the_rest(app: typer.Typer) -> None:
     add_command(app, chat)
     add_command(app, run, settings=RUN_SETTINGS)
     add_command(app, convert)
+    add_command(app, make_model)
     add_command(app, env, settings=ENGINE_SETTINGS)
+    add_command(app, plan, settings=PLAN_SETTINGS)
     add_command(app, blackbox)
     add_command(app, doctor)
     add_command(app, grammar)

@@ -14,6 +14,7 @@ import torch
 from firstlight.base.errors import ModelFileError
 from firstlight.loading.tensor_file import read_metadata, read_tensor_file, write_tensor_file
 from firstlight.models.eagle3 import DrafterConfig, Eagle3Drafter
+from firstlight.models.eagle3_latent import make_drafter
 
 STATE = "state"
 _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
@@ -72,7 +73,7 @@ def load_drafter(path: Path, embedding_VH: torch.Tensor) -> tuple[Eagle3Drafter,
     tensors = read_tensor_file(path)
     try:
         state = msgspec.json.decode(read_metadata(path).get(STATE, ""), type=_State)
-        drafter = Eagle3Drafter(state.config, embedding_VH)
+        drafter = make_drafter(state.config, embedding_VH)
         drafter.load_state_dict(
             {
                 name.removeprefix("model."): value

@@ -30,6 +30,7 @@ from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_
 from firstlight.drafter.target import Ends, Target, read_ends
 from firstlight.drafter.train import CHECKPOINT
 from firstlight.models.eagle3 import Eagle3Drafter
+from firstlight.models.eagle3_latent import make_drafter
 
 REPORT = "report.json"
 RESAMPLES = 1000
@@ -131,7 +132,7 @@ def _drafters(
     drafter: Eagle3Drafter, ends: Ends, settings: EvaluateSettings, target: Target
 ) -> dict[str, Eagle3Drafter]:
     """The drafter, what it was before it learned, and those that it is to be compared with."""
-    untrained = Eagle3Drafter(drafter.config, ends.embedding)
+    untrained = make_drafter(drafter.config, ends.embedding)
     untrained.target_ids_R.copy_(drafter.target_ids_R)
     torch.manual_seed(settings.seed)
     initialise(untrained, ends)

@@ -6,6 +6,7 @@ outputs begin at zero. Invariant: only settings and data decide what is made, no
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 INITIAL_SCALE = 0.02
 MIN_POSITIONS = 2048
+HEADS_OF_A_KEY = 8  # in drafters of targets with latent attention
 
 
 @dataclass(frozen=True)
@@ -133,14 +135,21 @@ def initialise(drafter: Eagle3Drafter, ends: Ends) -> None:
 
 
 def drafter_config(target: Target, layers: tuple[int, ...], draft_vocab_size: int) -> DrafterConfig:
-    """A drafter with the sizes of one of the target's own layers, and no norm that an engine may lack."""
+    """A drafter with the sizes of one of the target's own layers, and no norm that an engine may lack.
+
+    For a target with latent attention, heads of the size of its values that do not turn, 8 to a key.
+    """
     d = target.checkpoint.description
+    num_kv_heads, head_size = d.num_kv_heads, d.head_size
+    if d.latent is not None:
+        head_size = d.latent.nope_size
+        num_kv_heads = math.gcd(d.num_heads, max(1, d.num_heads // HEADS_OF_A_KEY))
     return DrafterConfig(
         hidden_size=d.hidden_size,
         target_hidden_size=d.hidden_size,
         num_heads=d.num_heads,
-        num_kv_heads=d.num_kv_heads,
-        head_size=d.head_size,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
         intermediate_size=d.intermediate_size,
         vocab_size=d.vocab_size,
         draft_vocab_size=draft_vocab_size,

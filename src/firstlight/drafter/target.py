@@ -50,7 +50,7 @@ def open_target(path: Path) -> Target:
     """Opens a model and hashes its weights: a second for each gigabyte."""
     checkpoint = open_checkpoint(path)
     text = TextModel.load(path)
-    files = sorted({facts.path for facts in checkpoint.tensors.values()})
+    files = sorted({path for facts in checkpoint.tensors.values() for path in facts.paths})
     weights = hashlib.sha256("".join(sha256_of(Path(file)) for file in files).encode()).hexdigest()
     record = TargetRecord(
         name=path.name,

@@ -71,7 +71,7 @@ def make_runner(
         torch.set_num_threads(1)  # what is left to PyTorch is small, and its threads would meet ours
         replay = RecordedReplay(decoder, ops, shape, pool, section.max_batched_tokens)
         replay.watched_by(group.recorder)
-    elif ops.device.type == "cuda":
+    elif ops.device.type == "cuda" and decoder.description.experts is None:
         replay = CudaGraphReplay(decoder, record_graph)
     else:
         replay = EagerReplay(decoder)

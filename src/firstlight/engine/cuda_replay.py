@@ -103,6 +103,7 @@ def _padded(batch: ForwardBatch, num_rows: int, length: int) -> ForwardBatch:
     mask = torch.zeros(num_rows, 1, 1, length, dtype=torch.bool, device=device)
     mask[..., 0] = True
     attention = Batch(
+        shape=batch.attention[0].shape,
         rows_BC=rows[:, None],
         valid_BC=None,
         slots_BL=torch.zeros(num_rows, length, dtype=torch.int64, device=device),

@@ -8,7 +8,7 @@ sizes. Invariant: a replay gives what the eager pass gives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -59,7 +59,9 @@ class RecordedReplay:
         self._tape: NativeTape | None = None
         self._recorder: Recorder = NoBox()
         self._step_place = 0
-        self._arrays = StepArrays(0, shape.head_size)
+        self._arrays = StepArrays(0, 0)
+        self._rows: StepRows | None = None
+        self._batch: ForwardBatch | None = None
 
     @property
     def pool(self) -> Pool:
@@ -94,28 +96,41 @@ class RecordedReplay:
         """Logits [L, V], which the next call overwrites. `turns` has a row for every position."""
         num_rows = len(plan.tokens)
         if self._tape is None or num_rows > self._tape.max_rows:
-            self._tape = self._record(max(num_rows, self._max_rows))
+            self._tape = self._record(max(num_rows, self._max_rows), turns.shape[1])
         arrays = self._arrays
+        self._rows, self._batch = rows, None
         arrays.fill(plan, rows, turns, logit_rows)
         return self._tape.run(arrays.step, arrays.tokens[:num_rows], self._step_place, plan.step + 1)
 
-    def _record(self, max_rows: int) -> NativeTape:
-        self._arrays = StepArrays(max_rows, self._shape.head_size)
+    def _step_batch(self) -> ForwardBatch:
+        """The step as layers see it that are called; made for the first of them."""
+        if self._batch is None:
+            assert self._rows is not None, "no step has run"
+            attention = self._ops.plan_attention(self._rows, self._shape)
+            self._batch = self._arrays.batch(attention, self._pool)
+        return self._batch
+
+    def _record(self, max_rows: int, num_pairs: int) -> NativeTape:
+        self._arrays = StepArrays(max_rows, num_pairs)
         hidden = self._model.description.hidden_size
         pool = (self._pool.keys, self._pool.values)
         widths = (hidden, self._num_states)
         tape = NativeTape(self._ops, self._shape, pool, max_rows, widths, self._recorder.name)
+        tape.step_batch = self._step_batch
         self._model.record(tape)
         return tape
 
 
 class StepArrays:
-    """The arrays of a step of at most `max_rows` rows, and the structure that says where they lie."""
+    """The arrays of a step of at most `max_rows` rows, and the structure that says where they lie.
 
-    def __init__(self, max_rows: int, head_size: int) -> None:
+    `num_pairs`: of a head's values, that turn together.
+    """
+
+    def __init__(self, max_rows: int, num_pairs: int) -> None:
         self._int64 = np.zeros((5, max_rows), np.int64)
         self.tokens, self._slots, self._logit_rows, self._starts, self._counts = self._int64
-        self._turns = np.zeros((max_rows, head_size // 2, 2), np.float32)
+        self._turns = np.zeros((max_rows, num_pairs, 2), np.float32)
         self._pages = np.zeros((0, 0), np.int64)
         self._branches: np.ndarray | None = None
         self.step = Step(
@@ -144,3 +159,16 @@ class StepArrays:
             self._branches = rows.branches_TW
             step.branches = address(self._branches)
             step.branch_width = 0 if self._branches is None else self._branches.shape[1]
+
+    def batch(self, attention: Any, pool: KVPool) -> ForwardBatch:
+        """The step that was filled in last, over the same memory."""
+        num_rows, num_logits = self.step.num_rows, self.step.num_logits
+        return ForwardBatch(
+            tokens_T=torch.from_numpy(self.tokens[:num_rows]),
+            turn_TD=torch.from_numpy(self._turns[:num_rows]),
+            write_slots_T=torch.from_numpy(self._slots[:num_rows]),
+            logit_rows_L=torch.from_numpy(self._logit_rows[:num_logits]),
+            attention=attention,
+            keys=pool.keys,
+            values=pool.values,
+        )

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from firstlight.engine.kv import KVPool
+from firstlight.engine.own_rows import own_rows
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.replay import RecordedReplay, Replay
 from firstlight.engine.tree import lay_out
@@ -101,6 +102,7 @@ class ModelRunner:
             keys=self._pool.keys,
             values=self._pool.values,
             states_TCH=self._room(len(plan.tokens)),
+            own=own_rows(rows, self._shape, self._ops),
         )
 
     def _room(self, num_rows: int) -> torch.Tensor | None:

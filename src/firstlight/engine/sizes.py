@@ -13,6 +13,7 @@ from msgspec import structs
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import ResourceError
+from firstlight.engine.kv import token_row_bytes
 from firstlight.engine.scheduler import MAX_DRAFT_ROWS
 from firstlight.engine.speculation.host import Extra
 from firstlight.facts.description import ModelDescription
@@ -22,10 +23,10 @@ from firstlight.facts.memory import (
     compute_budget,
     format_bytes,
     kv_bytes_per_token,
+    step_bytes,
 )
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import AttentionShape, MatrixKind
-from firstlight.ops.kv_rows import row_bytes
 from firstlight.ops.sparse_attention import MAX_KEPT_SCORES
 
 # Without --kv-memory: this much KV, or one sequence of the full length, whichever is more. A model server on
@@ -94,9 +95,8 @@ def _fit(request: BudgetRequest, wanted: int, section: EngineSection) -> tuple[M
 
 def _request(section: EngineSection, needs: Needs, available_bytes: int) -> BudgetRequest:
     ops, description = needs.declare.ops, needs.description
-    size = description.head_size
-    row = (row_bytes(size, ops.key_dtype), row_bytes(size, ops.value_dtype))
-    token_bytes = kv_bytes_per_token(description, row, needs.shape.num_kv_heads)
+    rows = token_row_bytes(needs.shape, ops)
+    token_bytes = kv_bytes_per_token(description, rows, needs.shape.num_kv_heads)
     weight_bytes = sum(ops.resident_bytes(kind) for kind in needs.kinds) + _embedding_bytes(description)
     weight_bytes += needs.extra.weight_bytes
     return BudgetRequest(
@@ -127,12 +127,10 @@ def _embedding_bytes(description: ModelDescription) -> int:
 def _workspace_bytes(section: EngineSection, needs: Needs) -> int:
     """The largest step: activations, logits and their copies; and while loading, one matrix in float32."""
     description = needs.description
-    width = 8 * description.hidden_size + 3 * description.intermediate_size
-    activations = section.max_batched_tokens * width * 4
     most = max(section.max_num_seqs, MAX_DRAFT_ROWS) if section.drafts else section.max_num_seqs
-    logits = 4 * most * description.vocab_size * 4
+    step = step_bytes(description, section.max_batched_tokens, most, needs.shape.num_heads)
     # A history is padded to at most twice its length.
     most_scores = section.max_batched_tokens * description.num_heads * 2 * description.max_position
     scores = min(MAX_KEPT_SCORES, most_scores) * BYTES_PER_SCORE
     loading = 2 * max(kind.shape[0] * kind.shape[1] for kind in needs.kinds) * 4
-    return max(activations + logits + scores, loading)
+    return max(step + scores, loading)

@@ -19,7 +19,7 @@ from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError, UnsupportedError
 from firstlight.engine.assemble import load_weights, make_runner
 from firstlight.engine.core import EngineCore, Execute
-from firstlight.engine.kv import KVPool
+from firstlight.engine.kv import KVPool, token_row_bytes
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.runner import ModelRunner
@@ -40,7 +40,7 @@ from firstlight.ops.contract import AttentionShape, Backend, MatrixKind
 from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.cpu.native_selection import NativeSelection
 from firstlight.ops.cpu.pick import pick_cpu_kernels
-from firstlight.ops.kv_rows import name_of, row_bytes
+from firstlight.ops.kv_rows import name_of
 from firstlight.ops.reference import ReferenceBackend
 from firstlight.ops.selection import Selection, TorchSelection
 
@@ -188,11 +188,10 @@ def _prepare(ops: Backend, kinds: list[MatrixKind], report: Report, two_copies: 
 
 def _make_pool(num_layers: int, sizes: Sizes, shape: AttentionShape, ops: Backend, report: Report) -> KVPool:
     num_slots = sizes.num_pages * sizes.section.page_size_tokens
-    head_bytes = sum(row_bytes(shape.head_size, dtype) for dtype in (ops.key_dtype, ops.value_dtype))
-    total_bytes = num_layers * num_slots * shape.num_kv_heads * head_bytes
+    total_bytes = num_layers * num_slots * shape.num_kv_heads * sum(token_row_bytes(shape, ops))
     detail = f"{sizes.num_pages} pages"
     report("kv", 0, total_bytes, "bytes", detail)
-    pool = KVPool(num_layers, num_slots, (shape.num_kv_heads, shape.head_size), ops)
+    pool = KVPool(num_layers, num_slots, shape, ops)
     report("kv", total_bytes, total_bytes, "bytes", detail)
     return pool
 
@@ -216,6 +215,7 @@ def _summary(checkpoint: Checkpoint, ops: Backend, sizes: Sizes, loaded: LoadRep
         "model": checkpoint.path,
         "architecture": description.architecture,
         "formats": checkpoint.formats,
+        "checkpoint_notes": list(checkpoint.notes),
         "backend": f"{ops.name} ({ops.reason})",
         "row_invariant": ops.row_invariant,
         "kv_dtypes": [name_of(ops.key_dtype), name_of(ops.value_dtype)],

@@ -29,6 +29,7 @@ _EAGLE3 = (
     "Eagle3Qwen3ForCausalLM",
     "Qwen3Eagle3Model",
 )
+_LATENT_EAGLE3 = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # Switches of Model-Optimizer's eagle_config, and the only value at which its layer is the one that is served.
 _MODEL_OPTIMIZER_SWITCHES = {
@@ -74,6 +75,9 @@ def describe_drafter(config: Mapping[str, Any], where: str, target: ModelDescrip
     _require_eagle3(fields, config)
     inner = fields.mapping("transformer_layer_config") if dialect == SPECULATORS else config
     flat = {**inner, "model_type": "llama"}
+    if any(name in _LATENT_EAGLE3 for name in config.get("architectures") or []):
+        # Its layer is a dense one, whatever the target's configuration that it was copied from says.
+        flat |= {"model_type": "deepseek_v3", "n_routed_experts": None}
     flat.setdefault("max_position_embeddings", target.max_position)
     flat.pop("auto_map", None)  # names the publisher's code, which is not run
     layer = describe_hf(flat, {}, where)
@@ -110,14 +114,9 @@ def _dialect(config: Mapping[str, Any]) -> str:
 def _require_eagle3(fields: Fields, config: Mapping[str, Any]) -> None:
     names = config.get("architectures") or []
     kind = config.get("speculators_model_type", "eagle3")
-    if kind == "eagle3" and (not names or any(name in _EAGLE3 for name in names)):
+    if kind == "eagle3" and (not names or any(name in _EAGLE3 + _LATENT_EAGLE3 for name in names)):
         return
     shown = ", ".join(map(str, names)) or str(kind)
-    if any("Deepseek" in str(name) for name in names):
-        raise UnsupportedError(
-            f"{fields.where}: {shown} drafts with multi-head latent attention, which is not supported yet.",
-            "Use a drafter with a Llama layer.",
-        )
     raise UnsupportedError(
         f"{fields.where}: {shown} is no EAGLE-3 drafter: it needs another algorithm, and ours "
         "would accept nothing.",

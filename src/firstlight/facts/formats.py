@@ -44,6 +44,12 @@ SUPPORTED: dict[str, BlockGeometry] = {
         BlockGeometry("Q4_1", 32, 20),
         BlockGeometry("Q4_K", 256, 144),
         BlockGeometry("Q6_K", 256, 210),
+        # What the tensors of a quantised safetensors matrix are put together to; see `quant.packings`.
+        BlockGeometry("INT4", 32, 20),
+        BlockGeometry("INT4_ZERO", 32, 24),
+        BlockGeometry("INT8", 32, 36),
+        BlockGeometry("FP8", 32, 36),
+        BlockGeometry("FP4", 16, 12),
     )
 }
 

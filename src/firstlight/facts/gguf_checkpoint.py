@@ -23,6 +23,7 @@ from firstlight.facts.tensor_facts import Checkpoint, TensorFacts, find_overlap
 _SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _PERMUTED = re.compile(r".*\.self_attn\.[qk]_proj\.(weight|bias)")
 _MAX_SPLITS = 4096
+_READABLE = [name for name in SUPPORTED if name in GGML_TYPE_NAMES.values()]
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -87,7 +88,7 @@ def _tensor_facts(file: GgufFile, tensor: GgufTensor, interleaved: bool) -> Tens
     if geometry is None:
         raise UnsupportedError(
             f"{file.path}: the tensor {tensor.name} is stored as {format_name}, which is not supported.",
-            f"Use a file with only {', '.join(SUPPORTED)}.",
+            f"Use a file with only {', '.join(_READABLE)}.",
         )
     if not tensor.shape or len(tensor.shape) > 2 or tensor.shape[-1] % geometry.block_values:
         raise ModelFileError(

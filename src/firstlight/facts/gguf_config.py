@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Collection
+from typing import Any
 
 from firstlight.base.errors import UnsupportedError
 from firstlight.facts.description import ModelDescription, RopeScaling, require_consistent
@@ -101,7 +102,7 @@ def _refuse_unknown_arithmetic(fields: Fields, architecture: str) -> None:
             raise UnsupportedError(f"{fields.where}: {key} = {value} is not supported.", hint)
 
 
-def _sizes(fields: Fields, architecture: str, file: GgufFile) -> dict[str, int]:
+def _sizes(fields: Fields, architecture: str, file: GgufFile) -> dict[str, Any]:
     prefix = architecture + "."
     hidden, heads = (
         fields.integer(prefix + "embedding_length"),

@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
+from firstlight.facts.description import ModelDescription
 from firstlight.facts.fields import read_json_object
 from firstlight.facts.formats import SUPPORTED
-from firstlight.facts.hf_config import describe_hf
-from firstlight.facts.names import is_ignorable
+from firstlight.facts.hf_config import WRAPPERS, describe_hf
+from firstlight.facts.joining import join_parts
+from firstlight.facts.memory import format_bytes
+from firstlight.facts.names import is_behind_last_layer, is_ignorable, text_name
+from firstlight.facts.packings import StoredTensor
+from firstlight.facts.quantization import Quantization, read_quantization
 from firstlight.facts.remedies import DOWNLOAD_AGAIN, GIVE_MODEL
 from firstlight.facts.safetensors_header import SafetensorsEntry, read_safetensors_header
 from firstlight.facts.tensor_facts import Checkpoint, TensorFacts
@@ -23,6 +28,7 @@ PICKLE_INDEX = ".bin.index.json"
 _NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+MODELOPT_FILE = "hf_quant_config.json"
 
 
 def pickle_refused(path: Path) -> ModelFileError:
@@ -45,8 +51,9 @@ def open_hf(folder: Path) -> Checkpoint:
     generation_path = folder / "generation_config.json"
     generation: dict[str, Any] = read_json_object(generation_path) if generation_path.is_file() else {}
     description = describe_hf(config, generation, str(config_path))
-    tensors: dict[str, TensorFacts] = {}
-    for path, expected in _shards(folder).items():
+    stored: dict[str, StoredTensor] = {}
+    skipped = _Skipped(config, description)
+    for path, expected in find_shards(folder).items():
         entries = read_safetensors_header(path)
         missing = expected - entries.keys()
         if missing:
@@ -56,8 +63,39 @@ def open_hf(folder: Path) -> Checkpoint:
                 "Download the shard and the index again.",
             )
         for entry in entries.values():
-            _add(tensors, path, entry, description.tie_embeddings)
-    return Checkpoint(str(folder), "safetensors", description, tensors, generation)
+            name = skipped.name_of(entry)
+            if name is not None:
+                _add(stored, StoredTensor(name, str(path), entry))
+    tensors = _tensors(stored, _quantization(config, folder), description.tie_embeddings)
+    return Checkpoint(str(folder), "safetensors", description, tensors, generation, skipped.notes())
+
+
+class _Skipped:
+    """Tensors that are no part of the language model, counted by the part that they belong to."""
+
+    def __init__(self, config: dict[str, Any], description: ModelDescription) -> None:
+        self._is_wrapped = config.get("model_type") in WRAPPERS
+        self._num_layers = description.num_layers
+        text = config["text_config"] if self._is_wrapped else config
+        self._predicts_further = bool(text.get("num_nextn_predict_layers"))
+        self._parts: dict[str, tuple[int, int]] = {}  # number of tensors, bytes
+
+    def name_of(self, entry: SafetensorsEntry) -> str | None:
+        """The tensor's name in the language model; None for one that is skipped."""
+        name = text_name(entry.name) if self._is_wrapped else entry.name
+        part = "images"
+        if name is not None and self._predicts_further and is_behind_last_layer(name, self._num_layers):
+            name, part = None, "the prediction of further tokens (MTP)"
+        if name is None:
+            num, nbytes = self._parts.get(part, (0, 0))
+            self._parts[part] = (num + 1, nbytes + entry.nbytes)
+        return name
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(
+            f"skipped {num} tensors ({format_bytes(nbytes)}) for {part}: only text is served"
+            for part, (num, nbytes) in self._parts.items()
+        )
 
 
 def _refuse_pickles(folder: Path) -> None:
@@ -78,24 +116,48 @@ def _pickles(folder: Path) -> list[Path]:
     )
 
 
-def _add(tensors: dict[str, TensorFacts], path: Path, entry: SafetensorsEntry, tied: bool) -> None:
-    if entry.dtype not in SUPPORTED:
-        if is_ignorable(entry.name, tied):
-            return
-        raise UnsupportedError(
-            f"{path}: the tensor {entry.name} has the type {entry.dtype}, which is not supported.",
-            "Use safetensors in bf16, fp16 or fp32, or a GGUF file of the same model.",
-        )
-    if entry.name in tensors:
+def _add(stored: dict[str, StoredTensor], tensor: StoredTensor) -> None:
+    if tensor.name in stored:
         raise ModelFileError(
-            f"{path}: the tensor {entry.name} is also in {tensors[entry.name].path}.", DOWNLOAD_AGAIN
+            f"{tensor.path}: the tensor {tensor.entry.name} is also in {stored[tensor.name].path}.",
+            DOWNLOAD_AGAIN,
         )
-    tensors[entry.name] = TensorFacts(
-        entry.name, entry.dtype, entry.shape, str(path), entry.offset, entry.nbytes
-    )
+    stored[tensor.name] = tensor
 
 
-def _shards(folder: Path) -> dict[Path, set[str]]:
+def _quantization(config: dict[str, Any], folder: Path) -> Quantization | None:
+    """Where it stands in one of three places: config.json, its part about text, modelopt's own file."""
+    text = config.get("text_config")
+    for values in (config, text if isinstance(text, dict) else {}):
+        found = values.get("quantization_config")
+        if isinstance(found, dict) and found:
+            return read_quantization(found, str(folder / "config.json"))
+    path = folder / MODELOPT_FILE
+    return read_quantization(read_json_object(path), str(path)) if path.is_file() else None
+
+
+def _tensors(
+    stored: dict[str, StoredTensor], quantization: Quantization | None, tied: bool
+) -> dict[str, TensorFacts]:
+    """The model's tensors: those of one piece, and those that are stored in several."""
+    joined, used = join_parts(stored, quantization)
+    if quantization is not None and not joined:
+        quantization.require_readable()
+    tensors = {facts.name: facts for facts in joined}
+    for name, tensor in stored.items():
+        entry = tensor.entry
+        if name in used or (entry.dtype not in SUPPORTED and is_ignorable(name, tied)):
+            continue
+        if entry.dtype not in SUPPORTED:
+            raise UnsupportedError(
+                f"{tensor.path}: the tensor {entry.name} has the type {entry.dtype}, which is not supported.",
+                "Use safetensors in bf16, fp16 or fp32, or a GGUF file of the same model.",
+            )
+        tensors[name] = TensorFacts(name, entry.dtype, entry.shape, tensor.path, entry.offset, entry.nbytes)
+    return tensors
+
+
+def find_shards(folder: Path) -> dict[Path, set[str]]:
     """The safetensors files of the model, each with the tensors that must be in it."""
     if (folder / SINGLE_FILE).is_file():
         return {folder / SINGLE_FILE: set()}

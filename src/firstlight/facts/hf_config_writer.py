@@ -10,6 +10,7 @@ from typing import Any
 
 from firstlight.base.errors import UnsupportedError
 from firstlight.facts.description import ModelDescription
+from firstlight.facts.hf_experts_writer import expert_fields, yarn_fields
 
 _SERVE_IT = "Serve the GGUF file itself: firstlight needs no conversion."
 _CLASSES = {
@@ -17,6 +18,12 @@ _CLASSES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "kimi_k2": "DeepseekV3ForCausalLM",
 }
 
 
@@ -52,17 +59,17 @@ def hf_config(description: ModelDescription, dtype: str, pad_token_id: int | Non
     }
     if description.architecture == "llama":
         config |= {"attention_bias": description.attention_bias, "mlp_bias": description.mlp_bias}
-    if description.architecture == "mistral":
+    if description.architecture in ("mistral", "mixtral"):
         config["sliding_window"] = description.sliding_window
-    if description.architecture == "qwen3":
+    if description.architecture in ("qwen3", "qwen3_moe"):
         config["attention_bias"] = description.attention_bias
-    if description.architecture in ("qwen2", "qwen3"):
+    if description.architecture in ("qwen2", "qwen3", "qwen3_moe"):
         config |= {
             "use_sliding_window": description.sliding_window is not None,
             "sliding_window": description.sliding_window,
             "max_window_layers": 0 if description.sliding_window else description.num_layers,
         }
-    return config
+    return config | expert_fields(description)
 
 
 def hf_generation_config(
@@ -86,12 +93,14 @@ def _require_expressible(description: ModelDescription) -> None:
             f"The rotary factors of this model follow no rule that the config.json of {name} can express.",
             _SERVE_IT,
         )
+    plain = (False, False, False, False)
+    normed = (description.attention_bias, description.attention_bias, False, True)
     expected = {  # (attention bias, output bias, mlp bias, norm on q and k)
         "llama": (description.attention_bias, description.attention_bias, description.mlp_bias, False),
-        "mistral": (False, False, False, False),
         "qwen2": (True, False, False, False),
-        "qwen3": (description.attention_bias, description.attention_bias, False, True),
-    }[description.architecture]
+        "qwen3": normed,
+        "qwen3_moe": normed,
+    }.get(description.architecture, plain)
     found = (
         description.attention_bias,
         description.output_bias,
@@ -112,6 +121,8 @@ def _rope_scaling(description: ModelDescription) -> dict[str, Any] | None:
         return None
     if scaling.kind == "linear":
         return {"rope_type": "linear", "factor": scaling.factor}
+    if scaling.kind == "yarn":
+        return yarn_fields(scaling, description.head_size, description.score_scale)
     return {
         "rope_type": "llama3",
         "factor": scaling.factor,

@@ -7,14 +7,14 @@ up to no more than what may be planned for, so that our own sizing never meets t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from firstlight.base.config import MIN_MODEL_LEN
 from firstlight.base.errors import ResourceError
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.formats import SUPPORTED
-from firstlight.facts.tensor_facts import Checkpoint
+
+INT8_TAIL_BYTES = 8  # behind the codes of a row: a float32 scale, an int16 and an uint16, see `ops.kv_rows`
+KV_VALUE_BYTES = {"float16": 2, "bfloat16": 2, "int8": 1}  # by what --kv-dtype names
 
 
 @dataclass(frozen=True)
@@ -69,31 +69,37 @@ class MemoryBudget:
 
 
 def kv_bytes_per_token(
-    description: ModelDescription, row_bytes: tuple[int, int], num_kv_heads: int | None = None
+    description: ModelDescription, row_bytes: tuple[int, ...], num_kv_heads: int | None = None
 ) -> int:
     """One token in all layers; `row_bytes` are those of one head's key and of its value.
 
-    `num_kv_heads` is a rank's share.
+    `num_kv_heads` is a rank's share. A latent is one row, of one head, on every rank.
     """
     heads = description.num_kv_heads if num_kv_heads is None else num_kv_heads
     return description.num_layers * heads * sum(row_bytes)
 
 
-def weight_bytes_per_rank(
-    checkpoint: Checkpoint, num_ranks: int = 1, bits_per_value: Mapping[str, float] | None = None
-) -> int:
-    """Resident bytes of a rank's weights, if the ranks share evenly; a plan of `loading` knows exactly.
+def kv_row_bytes(description: ModelDescription, kv_dtype: str) -> tuple[int, ...]:
+    """What a token takes in one layer for each head: its key and its value, or its latent."""
+    tail_bytes = INT8_TAIL_BYTES if kv_dtype == "int8" else 0
+    latent = description.latent
+    if latent is not None:
+        return ((latent.latent_size + latent.rope_size) * KV_VALUE_BYTES[kv_dtype] + tail_bytes,)
+    return (description.head_size * KV_VALUE_BYTES[kv_dtype] + tail_bytes,) * 2
 
-    `bits_per_value` gives the fast layout's size by weight format where it differs from the checkpoint's.
-    Matrices are split over the ranks, vectors are on every rank.
+
+def step_bytes(description: ModelDescription, num_tokens: int, num_logit_rows: int, num_heads: int) -> int:
+    """Activations of a step of so many tokens, and logits with their copies, in float32.
+
+    `num_heads` are a rank's.
     """
-    bits = {name: geometry.bits_per_value for name, geometry in SUPPORTED.items()}
-    bits.update(bits_per_value or {})
-    total = 0
-    for tensor in checkpoint.tensors.values():
-        nbytes = math.prod(tensor.shape) * bits[tensor.format] / 8
-        total += math.ceil(nbytes / num_ranks if len(tensor.shape) > 1 else nbytes)
-    return total
+    width = 8 * description.hidden_size + 3 * description.intermediate_size
+    latent, experts = description.latent, description.experts
+    if latent is not None:  # queries in the space of latents, and what they attend to
+        width += 3 * num_heads * (latent.latent_size + latent.rope_size)
+    if experts is not None:  # rows of the products, and what comes of them
+        width += experts.num_chosen * (2 * description.hidden_size + 3 * experts.inner_size)
+    return num_tokens * width * 4 + 4 * num_logit_rows * description.vocab_size * 4
 
 
 def compute_budget(request: BudgetRequest) -> MemoryBudget:

@@ -1,6 +1,7 @@
-"""Tensor names of GGUF files in Hugging Face words. Used by `gguf_checkpoint`.
+"""Tensor names of files in the words of a Hugging Face language model. Used by `gguf_checkpoint` and
+`hf_checkpoint`.
 
-Everything above this room knows Hugging Face names only. Invariant: the mapping is one to one.
+Everything above this room knows those names only. Invariant: the mapping is one to one.
 """
 
 from __future__ import annotations
@@ -45,3 +46,25 @@ def is_ignorable(name: str, tie_embeddings: bool) -> bool:
     if name.endswith((".rotary_emb.inv_freq", ".attn_rot_embd.weight", ".masked_bias")):
         return True
     return tie_embeddings and name == "lm_head.weight"
+
+
+_WRAPPED = "language_model."
+_OTHER_PARTS = re.compile(r"^(?:model\.)?(vision_tower|mm_projector)\.")
+_DEEP_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
+
+
+def text_name(name: str) -> str | None:
+    """The name within the language model of a tensor of a wrapped one; None for parts that are not text.
+
+    Some exports leave out the language model's own "model.".
+    """
+    if _OTHER_PARTS.match(name):
+        return None
+    inner = name.removeprefix(_WRAPPED)
+    return inner if inner == name or inner.startswith(("model.", "lm_head.")) else f"model.{inner}"
+
+
+def is_behind_last_layer(name: str, num_layers: int) -> bool:
+    """Whether a tensor belongs to a layer that predicts further tokens (MTP), behind the model's own."""
+    match = _DEEP_LAYER.match(name)
+    return match is not None and int(match[1]) >= num_layers

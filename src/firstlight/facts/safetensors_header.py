@@ -20,7 +20,7 @@ from firstlight.facts.fields import lfs_pointer
 from firstlight.facts.remedies import CHECK_FILE, DOWNLOAD_AGAIN
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format itself
-_BITS = {
+DTYPE_BITS = {
     "BOOL": 8,
     "U8": 8,
     "I8": 8,
@@ -103,12 +103,12 @@ def _entry(path: Path, name: str, value: Any, data_start: int) -> SafetensorsEnt
     offsets: Any = fields.get("data_offsets")
     if not (isinstance(dtype, str) and _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
         raise ModelFileError(f"{path}: the header entry of {name[:200]} is damaged.", DOWNLOAD_AGAIN)
-    if dtype not in _BITS:
+    if dtype not in DTYPE_BITS:
         raise ModelFileError(
             f"{path}: the tensor {name[:200]} has the unknown type {dtype[:40]!r}.", DOWNLOAD_AGAIN
         )
     begin, end = offsets
-    needed_bytes = math.prod(shape) * _BITS[dtype] // 8
+    needed_bytes = math.prod(shape) * DTYPE_BITS[dtype] // 8
     if end - begin != needed_bytes:
         raise ModelFileError(
             f"{path}: the tensor {name[:200]} needs {needed_bytes} bytes for {dtype} {shape}, "

@@ -11,6 +11,26 @@ from itertools import pairwise
 from typing import Any
 
 from firstlight.facts.description import ModelDescription
+from firstlight.facts.schemes import Scheme
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """One of several stored tensors that make up a matrix: codes, scales, zeros, ... (`role`).
+
+    `shape` is the file's, as rows and columns (a scalar is 1 x 1). One stored element stands for `rows_each`
+    rows and `columns_each` columns of the matrix. `is_transposed`: the file's rows are the matrix's columns.
+    """
+
+    role: str
+    dtype: str  # of safetensors
+    shape: tuple[int, int]
+    path: str
+    offset: int
+    nbytes: int
+    rows_each: int = 1
+    columns_each: int = 1
+    is_transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -18,7 +38,8 @@ class TensorFacts:
     """One tensor. `name` and `shape` are in Hugging Face terms: (rows, columns) or (n,), row-major.
 
     `rope_permuted`: the rows of each head are stored interleaved (GGUF's llama q and k); a reader restores
-    the Hugging Face order.
+    the Hugging Face order. `parts`: of a matrix that is stored in several tensors by `scheme`; the reader
+    puts them together, `path` and `offset` are those of the first, `nbytes` is their sum.
     """
 
     name: str
@@ -28,17 +49,28 @@ class TensorFacts:
     offset: int  # from the start of the file
     nbytes: int
     rope_permuted: bool = False
+    parts: tuple[StoredPart, ...] = ()
+    scheme: Scheme | None = None
+
+    @property
+    def paths(self) -> set[str]:
+        """The files that it lies in."""
+        return {self.path, *(part.path for part in self.parts)}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model on disk, opened and checked; no weight has been read yet."""
+    """A model on disk, opened and checked; no weight has been read yet.
+
+    `notes` say what the files hold beside the model.
+    """
 
     path: str
     kind: str  # "gguf" or "safetensors"
     description: ModelDescription
     tensors: dict[str, TensorFacts]
     generation_defaults: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:

@@ -187,5 +187,6 @@ def _explained(report: Path) -> list[str]:
         values: dict[str, Any] = msgspec.json.decode(report.read_bytes())
     except (OSError, msgspec.DecodeError):
         return []
-    rows = [("backend", [values["backend"]]), ("layout", values["layouts"]), ("memory", values["memory"])]
+    rows = [("files", values["checkpoint_notes"]), ("backend", [values["backend"]])]
+    rows += [("layout", values["layouts"]), ("memory", values["memory"])]
     return [f"  {name:<9} {note}" for name, notes in rows for note in notes]

@@ -35,7 +35,8 @@ def possible_ranks(checkpoint: Checkpoint) -> list[int]:
 
 def _can_share(checkpoint: Checkpoint, num_ranks: int) -> bool:
     description = checkpoint.description
-    columns = description.num_heads // description.num_kv_heads * description.head_size
+    value_size = description.latent.value_size if description.latent else description.head_size
+    columns = description.num_heads // description.num_kv_heads * value_size
     blocks = {
         SUPPORTED[tensor.format].block_values
         for name, tensor in checkpoint.tensors.items()

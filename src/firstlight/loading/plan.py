@@ -13,6 +13,8 @@ from firstlight.base.errors import ModelFileError, UsageError
 from firstlight.facts.checkpoint import Checkpoint, TensorFacts
 from firstlight.facts.formats import SUPPORTED
 from firstlight.facts.names import is_ignorable
+from firstlight.facts.sharding import split_evenly as split_evenly  # for the models, with `Wanted`
+from firstlight.facts.tensor_facts import StoredPart
 
 MAX_SUGGESTED_RANKS = 16
 
@@ -55,7 +57,8 @@ class Wanted:
 class Segment:
     """The bytes of one `Wanted`: `nbytes` neighbouring bytes of a file, whole rows of the tensor.
 
-    From each row of `row_bytes` the slice keeps `kept_bytes` from `skipped_bytes` on.
+    From each row of `row_bytes` the slice keeps `kept_bytes` from `skipped_bytes` on. `part`: of a matrix
+    that is stored in several tensors, which has a segment for each.
     """
 
     wanted: Wanted
@@ -66,6 +69,12 @@ class Segment:
     row_bytes: int
     skipped_bytes: int
     kept_bytes: int
+    part: StoredPart | None = None
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.part.path if self.part is not None else self.facts.path
 
     @property
     def end(self) -> int:
@@ -91,23 +100,6 @@ class ReadPlan:
         return sum(segment.resident_bytes for segment in self.segments)
 
 
-def split_evenly(total: int, unit: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """The half-open share of `rank` when `total` is split in whole units; early ranks get the larger shares.
-
-    9 heads for two ranks of 3 kv groups: `split_evenly(9, 3, 0, 2)` is (0, 6). Raises `UsageError` when a
-    rank would get nothing.
-    """
-    num_units, rest = divmod(total, unit)
-    if rest or num_units < num_ranks:
-        raise UsageError(
-            f"{total} cannot be split over {num_ranks} ranks in whole units of {unit}.",
-            f"Use --tensor-parallel {max(1, num_units)} or less.",
-        )
-    share, extra = divmod(num_units, num_ranks)
-    start = rank * share + min(rank, extra)
-    return start * unit, (start + share + (rank < extra)) * unit
-
-
 def make_plan(checkpoint: Checkpoint, wanted: Sequence[Wanted]) -> ReadPlan:
     """Checks every `Wanted` against the checkpoint and orders the reads.
 
@@ -118,8 +110,8 @@ def make_plan(checkpoint: Checkpoint, wanted: Sequence[Wanted]) -> ReadPlan:
     if len(names) != len(wanted):
         twice = next(item.name for item in wanted if sum(other.name == item.name for other in wanted) > 1)
         raise ValueError(f"the tensor {twice} is wanted twice")
-    segments = [_segment(checkpoint, item) for item in wanted]
-    segments.sort(key=lambda segment: (segment.facts.path, segment.offset))
+    segments = [segment for item in wanted for segment in _segments(checkpoint, item)]
+    segments.sort(key=lambda segment: (segment.path, segment.offset))
     unused = sorted(checkpoint.tensors.keys() - names)
     foreign = [name for name in unused if not is_ignorable(name, checkpoint.description.tie_embeddings)]
     if foreign:
@@ -132,7 +124,7 @@ def make_plan(checkpoint: Checkpoint, wanted: Sequence[Wanted]) -> ReadPlan:
     return ReadPlan(tuple(segments), tuple(unused))
 
 
-def _segment(checkpoint: Checkpoint, wanted: Wanted) -> Segment:
+def _segments(checkpoint: Checkpoint, wanted: Wanted) -> list[Segment]:
     facts = checkpoint.tensors.get(wanted.name)
     if facts is None:
         raise ModelFileError(
@@ -148,14 +140,16 @@ def _segment(checkpoint: Checkpoint, wanted: Wanted) -> Segment:
     if facts.rope_permuted:
         _require_heads(wanted, checkpoint.description.head_size)
     if len(wanted.shape) == 1:
-        return _vector_segment(facts, wanted)
+        return [_vector_segment(facts, wanted)]
     _require_range(wanted, wanted.columns, wanted.shape[1], "columns")
     geometry = SUPPORTED[facts.format]
     if any(bound % geometry.block_values for bound in wanted.columns):
         raise _cut_block(facts, wanted, geometry.block_values)
+    if facts.parts:
+        return [_part_segment(facts, part, wanted) for part in facts.parts]
     row_bytes = geometry.row_bytes(wanted.shape[1])
     num_rows = wanted.rows[1] - wanted.rows[0]
-    return Segment(
+    whole = Segment(
         wanted=wanted,
         facts=facts,
         offset=facts.offset + wanted.rows[0] * row_bytes,
@@ -165,6 +159,32 @@ def _segment(checkpoint: Checkpoint, wanted: Wanted) -> Segment:
         skipped_bytes=geometry.row_bytes(wanted.columns[0]),
         kept_bytes=geometry.row_bytes(wanted.columns[1] - wanted.columns[0]),
     )
+    return [whole]
+
+
+def _part_segment(facts: TensorFacts, part: StoredPart, wanted: Wanted) -> Segment:
+    """The stored elements that stand for any of the wanted rows and columns."""
+    rows = _covering(wanted.rows, part.rows_each)
+    columns = _covering(wanted.columns, part.columns_each)
+    if part.is_transposed:
+        rows, columns = columns, rows
+    item_bytes = part.nbytes // (part.shape[0] * part.shape[1])
+    row_bytes, num_rows = part.shape[1] * item_bytes, rows[1] - rows[0]
+    return Segment(
+        wanted=wanted,
+        facts=facts,
+        offset=part.offset + rows[0] * row_bytes,
+        nbytes=num_rows * row_bytes,
+        num_rows=num_rows,
+        row_bytes=row_bytes,
+        skipped_bytes=columns[0] * item_bytes,
+        kept_bytes=(columns[1] - columns[0]) * item_bytes,
+        part=part,
+    )
+
+
+def _covering(bounds: tuple[int, int], each: int) -> tuple[int, int]:
+    return bounds[0] // each, -(-bounds[1] // each)
 
 
 def _vector_segment(facts: TensorFacts, wanted: Wanted) -> Segment:

@@ -21,6 +21,7 @@ from firstlight.base.errors import ModelFileError
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.facts.remedies import CHECK_FILE
 from firstlight.loading.plan import ReadPlan, Segment, Wanted, make_plan
+from firstlight.quant.packings import Window, assemble
 from firstlight.quant.weight import Weight
 
 BATCH_BYTES = 16 * 1024 * 1024  # neighbouring tensors are read in one call up to this size
@@ -78,7 +79,7 @@ def read_tensors(
     started_s = time.monotonic()
     plan = make_plan(checkpoint, wanted)
     done_bytes, total_bytes, read_bytes = 0, plan.resident_bytes, 0
-    head_size = checkpoint.description.head_size
+    finish = _Finisher(checkpoint.description.head_size)
     if progress is not None:
         progress(0, total_bytes)  # from a slow disk, the first bytes take long
     with _ReadAhead(plan) as batches:
@@ -86,8 +87,11 @@ def read_tensors(
             read_bytes += batch.span_bytes
             while batch.segments:
                 segment, buffer = batch.segments.pop(0), batch.buffers.pop(0)
-                deliver(segment.wanted, _finish(segment, buffer, head_size))
+                weight = finish(segment, buffer)
                 del buffer  # so that nothing but the receiver keeps the bytes alive
+                if weight is not None:
+                    deliver(segment.wanted, weight)
+                del weight
                 done_bytes += segment.resident_bytes
                 if progress is not None:
                     progress(done_bytes, total_bytes)
@@ -95,19 +99,35 @@ def read_tensors(
         read_bytes=read_bytes,
         resident_bytes=done_bytes,
         seconds=time.monotonic() - started_s,
-        num_tensors=len(plan.segments),
+        num_tensors=len(wanted),
         unused=plan.unused,
     )
 
 
-def _finish(segment: Segment, buffer: torch.Tensor, head_size: int) -> Weight:
-    """The weight of a segment: this rank's columns, rows in Hugging Face order."""
-    raw = buffer.view(segment.num_rows, segment.row_bytes)
-    if segment.kept_bytes < segment.row_bytes:
-        raw = raw[:, segment.skipped_bytes : segment.skipped_bytes + segment.kept_bytes].contiguous()
-    if segment.facts.rope_permuted:
-        raw = _restore_row_order(raw, segment, head_size)
-    return Weight(segment.facts.format, segment.wanted.slice_shape, raw)
+class _Finisher:
+    """Makes the weights of segments: this rank's columns, rows in Hugging Face order.
+
+    Of a matrix that is stored in several tensors the parts wait for each other.
+    """
+
+    def __init__(self, head_size: int) -> None:
+        self._head_size = head_size
+        self._waiting: dict[str, dict[str, torch.Tensor]] = {}
+
+    def __call__(self, segment: Segment, buffer: torch.Tensor) -> Weight | None:
+        raw = buffer.view(segment.num_rows, segment.row_bytes)
+        if segment.kept_bytes < segment.row_bytes:
+            raw = raw[:, segment.skipped_bytes : segment.skipped_bytes + segment.kept_bytes].contiguous()
+        facts, wanted = segment.facts, segment.wanted
+        if segment.part is not None:
+            parts = self._waiting.setdefault(wanted.name, {})
+            parts[segment.part.role] = raw
+            if len(parts) < len(facts.parts):
+                return None
+            return assemble(facts, Window(wanted.rows, wanted.columns), self._waiting.pop(wanted.name))
+        if facts.rope_permuted:
+            raw = _restore_row_order(raw, segment, self._head_size)
+        return Weight(facts.format, wanted.slice_shape, raw)
 
 
 def _restore_row_order(raw: torch.Tensor, segment: Segment, head_size: int) -> torch.Tensor:
@@ -127,14 +147,14 @@ def _batches(plan: ReadPlan) -> Iterator[_Batch]:
             continue
         if batch is not None:
             yield batch
-        batch = _Batch(segment.facts.path, [segment])
+        batch = _Batch(segment.path, [segment])
     if batch is not None:
         yield batch
 
 
 def _joins(batch: _Batch, segment: Segment) -> bool:
     return (
-        batch.path == segment.facts.path
+        batch.path == segment.path
         and 0 <= segment.offset - batch.end <= MAX_GAP_BYTES
         and segment.end - batch.segments[0].offset <= BATCH_BYTES
         and 2 * len(batch.segments) < MAX_BUFFERS

@@ -16,8 +16,21 @@ import torch
 
 
 @dataclass(frozen=True)
+class OwnRows:
+    """For a step whose rows attend to rows of the step alone: the backend's plan over them.
+
+    Row t lies in slot t + 1; slot 0 is zero.
+    """
+
+    attention: Any
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
-    """`attention` is the backend's plan; `keys[l]` and `values[l]` are the pool of layer l, [slots, K, R]."""
+    """`attention` is the backend's plan; `keys[l]` and `values[l]` are the pool of layer l, [slots, K, R].
+
+    With latent attention they are the same tensor; then `own` is there for prompts that may be expanded.
+    """
 
     tokens_T: torch.Tensor  # int64
     turn_TD: torch.Tensor  # float32 [T, D/2, 2]: cos and sin of each rotary pair
@@ -27,3 +40,4 @@ class ForwardBatch:
     keys: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
     states_TCH: torch.Tensor | None = None  # float32: where the captured states of a step go
+    own: OwnRows | None = None

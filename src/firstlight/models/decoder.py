@@ -1,6 +1,6 @@
-"""The decoder-only transformer that the dense architectures share: pre-norm blocks over a residual stream.
+"""The decoder-only transformer that all architectures share: pre-norm blocks over a residual stream.
 
-An architecture's file states what is its own and returns a `Decoder`. Called by `engine.runner`.
+An architecture's file states what is its own, and returns a `Decoder`. Called by `engine.runner`.
 Invariant: the residual stream is float32, whatever the layouts of the weights are.
 
 Shapes: T tokens in the step, H hidden, L logit rows, V vocabulary, C captured layers.
@@ -9,6 +9,8 @@ Shapes: T tokens in the step, H hidden, L logit rows, V vocabulary, C captured l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -22,17 +24,49 @@ from firstlight.models.layers.vocabulary import Embedding, Head
 from firstlight.ops.contract import Tape
 
 
+class AttentionLayer(Protocol):
+    """What a block adds to the residual stream first; `record` takes it down with the addition."""
+
+    def __call__(self, x_TH: torch.Tensor, batch: ForwardBatch) -> torch.Tensor: ...
+
+    def record(self, tape: Tape, x: Any) -> None: ...
+
+
+class MlpLayer(Protocol):
+    """What a block adds second."""
+
+    def __call__(self, x_TH: torch.Tensor) -> torch.Tensor: ...
+
+    def record(self, tape: Tape, x: Any) -> None: ...
+
+
+def _attention(declare: Declaration, description: ModelDescription, layer: int) -> AttentionLayer:
+    return Attention(declare, description, f"model.layers.{layer}.self_attn", layer)
+
+
+def _dense_mlp(declare: Declaration, description: ModelDescription, layer: int) -> MlpLayer:
+    return GatedMlp(declare, description, f"model.layers.{layer}.mlp", layer)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an architecture's blocks are made of: makers of the layer of a number."""
+
+    attention: Callable[[Declaration, ModelDescription, int], AttentionLayer] = _attention
+    mlp: Callable[[Declaration, ModelDescription, int], MlpLayer] = _dense_mlp
+
+
 class Block:
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, declare: Declaration, description: ModelDescription, layer: int) -> None:
+    def __init__(self, declare: Declaration, description: ModelDescription, layer: int, parts: Parts) -> None:
         prefix = f"model.layers.{layer}"
         hidden = description.hidden_size
         self._ops, self._eps = declare.ops, description.norm_eps
         self._input_norm = Vector(declare, f"{prefix}.input_layernorm.weight", hidden)
-        self._attention = Attention(declare, description, f"{prefix}.self_attn", layer)
+        self._attention = parts.attention(declare, description, layer)
         self._post_norm = Vector(declare, f"{prefix}.post_attention_layernorm.weight", hidden)
-        self._mlp = GatedMlp(declare, description, f"{prefix}.mlp", layer)
+        self._mlp = parts.mlp(declare, description, layer)
 
     def __call__(self, x_TH: torch.Tensor, batch: ForwardBatch) -> None:
         """Adds to the residual stream in place."""
@@ -47,7 +81,9 @@ class Block:
 class Decoder:
     """Embedding, blocks, final norm, head. Declares its tensors when it is built."""
 
-    def __init__(self, declare: Declaration, description: ModelDescription) -> None:
+    def __init__(
+        self, declare: Declaration, description: ModelDescription, parts: Parts | None = None
+    ) -> None:
         self.description = description
         self._ops = declare.ops
         shape = (description.vocab_size, description.hidden_size)
@@ -57,7 +93,7 @@ class Decoder:
         self._embedding = Embedding(declare, embedding, shape, self._head if tied else None)
         self._blocks: list[Block] = []
         for layer in range(description.num_layers):
-            self._blocks.append(Block(declare, description, layer))
+            self._blocks.append(Block(declare, description, layer, parts or Parts()))
             declare.on_layer(layer + 1, description.num_layers)
         self._norm = Vector(declare, "model.norm.weight", description.hidden_size)
         self._places: dict[int, int] = {}

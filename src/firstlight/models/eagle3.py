@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 from torch import nn
 
-from firstlight.facts.description import RopeScaling
+from firstlight.facts.description import LatentAttention, RopeScaling
 from firstlight.models.eagle3_unroll import UnrollRows, attend_blocks, scores, weigh
 from firstlight.models.layers.rotary import rotary_frequencies
 
@@ -50,11 +50,16 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    latent: LatentAttention | None = None  # sizes of latent attention; then as many kv heads as heads
+    score_scale: float | None = None  # of attention; None: head_size ** -0.5
 
 
 @dataclass(frozen=True)
 class Attending:
-    """What attention needs: queries [T, N, D], keys and values [T, K, D], and the residual [T, H]."""
+    """What attention needs: queries [T, N, D], keys and values [T, K, D], and the residual [T, H].
+
+    Of latent attention: queries and keys [.., L + R], values [.., L], of one key-value head.
+    """
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -113,10 +118,7 @@ class Eagle3Drafter(nn.Module):
         self.fc_norm = nn.ModuleList(chunk_norms)
         self.input_layernorm = RmsNorm(width, eps)
         self.hidden_norm = RmsNorm(width, eps)
-        self.q_proj = linear(2 * width, c.num_heads * c.head_size, bias=False)
-        self.k_proj = linear(2 * width, c.num_kv_heads * c.head_size, bias=False)
-        self.v_proj = linear(2 * width, c.num_kv_heads * c.head_size, bias=False)
-        self.o_proj = linear(c.num_heads * c.head_size, width, bias=False)
+        self._declare_attention(linear)
         self.post_attention_layernorm = RmsNorm(width, eps)
         self.gate_proj = linear(width, c.intermediate_size, bias=False)
         self.up_proj = linear(width, c.intermediate_size, bias=False)
@@ -125,8 +127,21 @@ class Eagle3Drafter(nn.Module):
         self.lm_head = linear(width, c.draft_vocab_size, bias=False)
         self.register_buffer("target_ids_R", torch.arange(c.draft_vocab_size), persistent=False)
         self.register_buffer("embedding_VH", embedding_VH, persistent=False)
-        frequencies = rotary_frequencies(c.head_size, c.rope_theta, c.rope_scaling)
+        num_turned = c.head_size if c.latent is None else c.latent.rope_size
+        frequencies = rotary_frequencies(num_turned, c.rope_theta, c.rope_scaling)
         self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def _declare_attention(self, linear: type[nn.Linear]) -> None:
+        c, width = self.config, self.config.hidden_size
+        self.q_proj = linear(2 * width, c.num_heads * c.head_size, bias=False)
+        self.k_proj = linear(2 * width, c.num_kv_heads * c.head_size, bias=False)
+        self.v_proj = linear(2 * width, c.num_kv_heads * c.head_size, bias=False)
+        self.o_proj = linear(c.num_heads * c.head_size, width, bias=False)
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """Key-value heads, and the values of a key and of a value."""
+        return self.config.num_kv_heads, self.config.head_size, self.config.head_size
 
     def fuse(self, states_TCH: torch.Tensor) -> torch.Tensor:  # noqa: N803
         """The target's states of each index joined to one [T, H], the lowest layer first."""
@@ -172,7 +187,8 @@ class Eagle3Drafter(nn.Module):
 
     def _turn(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
         angles = positions_T.float()[:, None] * self.frequencies
-        return angles.cos()[:, None], angles.sin()[:, None]
+        factor = self.config.rope_scaling.turn_factor
+        return angles.cos()[:, None] * factor, angles.sin()[:, None] * factor
 
     def finish(self, attended_TI: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
         """The second half: what attention gave [T, N * D] becomes the output [T, H], before any norm."""

@@ -15,22 +15,19 @@ from typing import Any
 
 import torch
 
-from firstlight.base.errors import ModelFileError, UnsupportedError
+from firstlight.base.errors import ModelFileError
 from firstlight.base.files import replacing
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.drafter_config import LAYER_IDS, DrafterFile, describe_drafter
+from firstlight.facts.drafter_config import DrafterFile, describe_drafter
 from firstlight.facts.fields import read_json_object
 from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
-from firstlight.models.eagle3 import DrafterConfig, Eagle3Drafter
+from firstlight.models.eagle3 import Eagle3Drafter
+from firstlight.models.eagle3_config import drafter_config, file_name, raw_config
+from firstlight.models.eagle3_latent import make_drafter
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 D2T, T2D, EMBEDDING = "d2t", "t2d", "embed_tokens.weight"
 _PREFIX = re.compile(r"^(model\.)?(midlayer\.|layers\.0\.)?(self_attn\.|mlp\.)?")
-_LAYER = "midlayer."
-_PARTS = {"q_proj": "self_attn.", "k_proj": "self_attn.", "v_proj": "self_attn.", "o_proj": "self_attn."} | {
-    name: "mlp." for name in ("gate_proj", "up_proj", "down_proj")
-}
-_IN_LAYER = (*_PARTS, "hidden_norm", "input_layernorm", "post_attention_layernorm")
 _OTHER_TARGET = "Use a drafter that was trained for this very target."
 _EXPORT_AGAIN = "Export the drafter again, or download its files again."
 
@@ -68,7 +65,7 @@ def load_eagle3(
             f"{target.hidden_size}, so it needs {EMBEDDING} of its own, which is missing.",
             _OTHER_TARGET,
         )
-    drafter = Eagle3Drafter(_config(described, target), embedding_VH, draws_weights=False)
+    drafter = make_drafter(drafter_config(described, target), embedding_VH, draws_weights=False)
     wanted = dict(drafter.named_parameters())
     _require_same_names(path, tensors, wanted, described)
     with torch.no_grad():
@@ -96,58 +93,6 @@ def save_eagle3(folder: Path, drafter: Eagle3Drafter, dtype: torch.dtype = torch
     write_tensor_file(folder / WEIGHTS, tensors, {})
     with replacing(folder / CONFIG) as file:
         file.write(json.dumps(raw_config(drafter.config, dtype), indent=2).encode() + b"\n")
-
-
-def file_name(parameter: str) -> str:
-    """The name of a parameter's tensor in the raw dialect."""
-    stem = parameter.split(".")[0]
-    return f"{_LAYER}{_PARTS.get(stem, '')}{parameter}" if stem in _IN_LAYER else parameter
-
-
-def raw_config(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """The content of config.json in the raw dialect."""
-    c = config
-    scaling = c.rope_scaling
-    rope: dict[str, Any] | None = None
-    if scaling.kind == "linear":
-        rope = {"rope_type": "linear", "factor": scaling.factor}
-    elif scaling.kind == "llama3":
-        rope = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position,
-        }
-    elif scaling.kind != "none":
-        raise UnsupportedError(
-            f"The rotary scaling {scaling.kind!r} has no spelling in a config.json.",
-            "Serve it natively only.",
-        )
-    values: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_size": c.hidden_size,
-        "target_hidden_size": c.target_hidden_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
-        "head_dim": c.head_size,
-        "intermediate_size": c.intermediate_size,
-        "vocab_size": c.vocab_size,
-        "draft_vocab_size": c.draft_vocab_size,
-        "max_position_embeddings": c.max_position,
-        "rms_norm_eps": c.norm_eps,
-        "rope_theta": c.rope_theta,
-        "rope_scaling": rope,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "torch_dtype": str(dtype).removeprefix("torch."),
-        LAYER_IDS: list(c.state_layers),
-    }
-    flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    return values | {name: True for name in flags if getattr(c, name)}
 
 
 def _weights_file(folder: Path) -> Path:
@@ -201,26 +146,6 @@ def _draft_ids(path: Path, tensors: dict[str, torch.Tensor], described: DrafterF
     if marks is not None and (len(marks) != vocab_size or int(marks.sum()) != num or not marks[ids].all()):
         raise ModelFileError(f"{path}: {T2D} does not mark the tokens that {D2T} names.", _EXPORT_AGAIN)
     return ids
-
-
-def _config(described: DrafterFile, target: ModelDescription) -> DrafterConfig:
-    layer = described.layer
-    return DrafterConfig(
-        hidden_size=layer.hidden_size,
-        target_hidden_size=target.hidden_size,
-        num_heads=layer.num_heads,
-        num_kv_heads=layer.num_kv_heads,
-        head_size=layer.head_size,
-        intermediate_size=layer.intermediate_size,
-        vocab_size=layer.vocab_size,
-        draft_vocab_size=described.draft_vocab_size,
-        max_position=layer.max_position,
-        norm_eps=layer.norm_eps,
-        rope_theta=layer.rope_theta,
-        rope_scaling=layer.rope_scaling,
-        state_layers=described.layers,
-        **described.flags,
-    )
 
 
 def _require_same_names(

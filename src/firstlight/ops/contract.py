@@ -19,52 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-
-class Matrix(Protocol):
-    """A weight in the checkpoint's own blocks, whose values can be asked for."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def format(self) -> str: ...
-
-    def dequantize(self) -> torch.Tensor:
-        """The exact values, float32 [O, I]."""
-        ...
-
-    def stored(self) -> torch.Tensor | None:
-        """The blocks as they are in the file, uint8 [O, bytes of a row]; None where there is no file."""
-        ...
-
-    def first_rows(self, num_rows: int) -> Matrix:
-        """The same weight with at most `num_rows` outputs, for looking at a sample."""
-        ...
-
-    def affine(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Codes [O, I], scale, offset [O, I / 32]: value = code * scale + offset; None if not so."""
-        ...
-
-    def nested(self) -> NestedScales | None:
-        """The numbers of a format of nested scales; None for others."""
-        ...
-
-
-@dataclass(frozen=True)
-class NestedScales:
-    """A matrix whose scales are products.
-
-    value = (scale * sub_scales) * codes - (minimum_scale * sub_minima).
-
-    Codes [O, I]; sub-scales and sub-minima, whole numbers of 8 bits, for each 16 or 32 inputs; the floats for
-    each 256, exact in float16.
-    """
-
-    codes: torch.Tensor
-    sub_scales: torch.Tensor
-    sub_minima: torch.Tensor | None
-    scale: torch.Tensor
-    minimum_scale: torch.Tensor | None
+from firstlight.ops.groups import GroupedLinearOp, HeadsOp
+from firstlight.ops.matrix import Matrix
 
 
 class LinearOp(Protocol):
@@ -80,9 +36,13 @@ class LinearOp(Protocol):
         ...
 
 
+# Roles of matrices beside "layer" and "head"; see the methods of `Backend` that take them.
+ROUTER, GROUPED, HEADS = "router", "group", "heads"
+
+
 @dataclass(frozen=True)
 class MatrixKind:
-    """What the choice of a layout depends on: role ("layer" or "head"), format and shape [O, I]."""
+    """What the choice of a layout depends on: role (see `Backend.linear`), format and shape [O, I]."""
 
     role: str
     format: str
@@ -127,12 +87,33 @@ class StepRows:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What is the same for every layer of a model. `window` is None or the sliding window in tokens."""
+    """What is the same for every layer of a model. `window` is None or the sliding window in tokens.
+
+    Latent attention: a value is the first `value_size` of its key, and the pool has no tensors of values.
+    `expanded` is then its plain form, with a key and a value for each head.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_size: int
     window: int | None
+    score_scale: float | None = None  # None: head_size ** -0.5
+    value_size: int | None = None  # None: head_size
+    expanded: AttentionShape | None = None
+
+    @property
+    def is_latent(self) -> bool:
+        return self.expanded is not None
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied with."""
+        return self.head_size**-0.5 if self.score_scale is None else self.score_scale
+
+    @property
+    def out_size(self) -> int:
+        """Values that attention gives for each head."""
+        return self.head_size if self.value_size is None else self.value_size
 
 
 class Backend(Protocol):
@@ -158,7 +139,19 @@ class Backend(Protocol):
         ...
 
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
-        """Lays out a weight. `role` is "layer" or "head" (the output head, whose result is float32)."""
+        """Lays out a weight.
+
+        `role` is "layer", "head" (the output head, whose result is float32), or "router" (the scores of
+        experts, whose inputs, sums and result are float32).
+        """
+        ...
+
+    def grouped_linear(self, num_groups: int) -> GroupedLinearOp:
+        """Room for the weights of that many groups; their kinds have the role "group"."""
+        ...
+
+    def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
+        """Lays out a weight for each head; their kinds have the role "heads"."""
         ...
 
     def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
@@ -188,9 +181,10 @@ class Backend(Protocol):
     def attend(
         self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
     ) -> torch.Tensor:
-        """Causal attention of each row over its sequence, itself included: float32 [T, N, D].
+        """Causal attention of each row over its sequence, itself included: float32 [T, N, `shape.out_size`].
 
-        `keys` and `values` are the layer's pool [slots, K, R], in which the rows' own KV is already written.
+        `keys` and `values` are the layer's pool [slots, K, R], in which the rows' own KV is already written;
+        with latent attention they are the same tensor.
         """
         ...
 
@@ -229,6 +223,13 @@ class Tape(Protocol):
         self, weights: Sequence[Any], x: Any, bias: torch.Tensor | None, reduce: Collective | None
     ) -> None:
         """Adds x W^T + b to the residual stream; `reduce` sums x W^T over several ranks."""
+        ...
+
+    def add_called(self, layer: Callable[[torch.Tensor, Any], torch.Tensor], x: Any) -> None:
+        """Adds `layer(x, batch)` to the residual stream: it is called between two programs.
+
+        For layers that no program has, or whose operators depend on values. `batch`: the step's.
+        """
         ...
 
     def logits(self, weights: Sequence[Any], x: Any, gather: Collective | None) -> None:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 
 from firstlight.base.errors import FirstlightError, UnsupportedError
+from firstlight.facts.memory import INT8_TAIL_BYTES as TAIL_BYTES
 
-TAIL_BYTES = 8  # float32, int16, uint16
 # What --kv-dtype names; "auto" is what a backend takes by itself.
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _MOST_8, _MOST_16 = 127.0, 32000.0

@@ -37,6 +37,7 @@ class Block:
 class Batch:
     """B sequences, C rows and L positions each after padding."""
 
+    shape: AttentionShape
     rows_BC: torch.Tensor  # row indices; padded ones repeat a real row
     valid_BC: torch.Tensor | None  # bool; None: no row is padded
     slots_BL: torch.Tensor  # pool slots of the history
@@ -55,8 +56,8 @@ def plan(rows: StepRows, shape: AttentionShape, chosen: list[int], device: torch
 def attend(
     q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batches: list[Batch], out_TND: torch.Tensor
 ) -> None:
-    """Writes the attention of every batch's rows into `out_TND`."""
-    num_kv_heads = keys.shape[1]
+    """Writes the attention of every batch's rows into `out_TND`; `values` may be the keys, and too wide."""
+    num_kv_heads, out_size = keys.shape[1], out_TND.shape[-1]
     for batch in batches:
         num_batch, count = batch.rows_BC.shape
         heads, size = q_TND.shape[1:]
@@ -66,11 +67,12 @@ def attend(
         q = q_TND[batch.rows_BC].view(num_batch, count, num_kv_heads, group, size)
         q = q.permute(0, 2, 3, 1, 4).reshape(num_batch, num_kv_heads, group * count, size)
         k = keys[batch.slots_BL].transpose(1, 2)
-        v = values[batch.slots_BL].transpose(1, 2).to(k.dtype)
+        v = values[batch.slots_BL][..., :out_size].transpose(1, 2).to(k.dtype)
         mask = batch.mask_B1CL.repeat(1, 1, group, 1)
-        result = F.scaled_dot_product_attention(q.to(k.dtype), k, v, attn_mask=mask)
-        result = result.view(num_batch, num_kv_heads, group, count, size).permute(0, 3, 1, 2, 4)
-        result = result.reshape(num_batch, count, heads, size).to(out_TND.dtype)
+        q = q.to(k.dtype)
+        result = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=batch.shape.scale)
+        result = result.view(num_batch, num_kv_heads, group, count, out_size).permute(0, 3, 1, 2, 4)
+        result = result.reshape(num_batch, count, heads, out_size).to(out_TND.dtype)
         if batch.valid_BC is None:
             out_TND[batch.rows_BC] = result
         else:
@@ -110,6 +112,7 @@ def _batch(rows: StepRows, shape: AttentionShape, blocks: Sequence[Block], devic
         if rows.branches_TW is not None and rows.branches_TW[block.row, 0] >= 0:
             mask[row, 0, : block.count] = _tree_mask(rows, shape, block, history[row])
     return Batch(
+        shape,
         torch.from_numpy(rows_BC).to(device),
         None if (counts == counts[0]).all() else torch.from_numpy(within < counts).to(device),
         torch.from_numpy(slots_BL).to(device),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.ops import sparse_attention
-from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
+from firstlight.ops.contract import GROUPED, HEADS, AttentionShape, LinearOp, MatrixKind, StepRows
+from firstlight.ops.grouped import GroupByGroup
+from firstlight.ops.groups import GroupedLinearOp, HeadsOp
+from firstlight.ops.heads import HeadsByGroup
 from firstlight.ops.kv_rows import chosen, unpack
+from firstlight.ops.matrix import Matrix
 from firstlight.ops.outputs import pick
 
 # Rows of every matrix product. Larger is faster for prompts, smaller for single tokens; at 32 a product is
@@ -87,6 +92,12 @@ class ReferenceBackend:
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         return ReferenceLinear(weight.dequantize())
 
+    def grouped_linear(self, num_groups: int) -> GroupedLinearOp:
+        return GroupByGroup(num_groups, partial(self.linear, role=GROUPED))
+
+    def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
+        return HeadsByGroup(GroupByGroup(len(weights), partial(self.linear, role=HEADS)), weights)
+
     def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
         return pick(whole, outputs_N, num_outputs)
 
@@ -114,22 +125,29 @@ class ReferenceBackend:
     def attend(
         self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
     ) -> torch.Tensor:
-        out = torch.empty(q_TND.shape)
+        out = torch.empty(*q_TND.shape[:2], plan.sparse.shape.out_size)
         if plan.slots is not None:
-            keys, values = unpack(keys[plan.slots]), unpack(values[plan.slots])
+            is_latent = plan.sparse.shape.is_latent
+            keys = unpack(keys[plan.slots])
+            values = keys if is_latent else unpack(values[plan.slots])
         sparse_attention.attend(q_TND, keys, values, plan.sparse, out)
         return out
 
 
 def silu(x_TO: torch.Tensor) -> torch.Tensor:
     """silu whose bits do not depend on where a row lies in memory or how many rows there are."""
+    return x_TO * sigmoid(x_TO)
+
+
+def sigmoid(x_TO: torch.Tensor) -> torch.Tensor:
+    """The same of the sigmoid, whose vector and scalar versions differ."""
     num_rows, width = x_TO.shape
     padded = -(-width // VECTOR_ELEMENTS) * VECTOR_ELEMENTS
     x = F.pad(x_TO, (0, padded - width))
     step = max(1, GRAIN_ELEMENTS // padded)
-    out = torch.empty(num_rows, padded)
+    out = x.new_empty(num_rows, padded)
     for start in range(0, num_rows, step):
-        torch.mul(x[start : start + step], _sigmoid(x[start : start + step]), out=out[start : start + step])
+        out[start : start + step] = _sigmoid(x[start : start + step])
     return out[:, :width]
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.ops.contract import AttentionShape, StepRows
 
@@ -89,25 +90,33 @@ def plan(
 def attend(
     q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: SparsePlan, out_TND: torch.Tensor
 ) -> None:
-    """Writes the attention of the planned rows into `out_TND`; `values` may be float16."""
+    """Writes the attention of the planned rows into `out_TND`; `values` may be float16, or the keys."""
     heads, size = plan.shape.num_heads, plan.shape.head_size
+    keys, values = _as_wide(keys, plan), _as_wide(values, plan)
     slots = keys.shape[0]
     flat_keys = keys.view(slots * plan.shape.num_kv_heads, size).t()
-    flat_values = values.view(slots * plan.shape.num_kv_heads, size)
+    flat_values = values.view(slots * plan.shape.num_kv_heads, -1)
     for bucket in plan.buckets(slots):
         q = q_TND if bucket.rows is None else q_TND[bucket.rows]
         torch.sparse.sampled_addmm(
-            bucket.mask, q.reshape(-1, size), flat_keys, beta=1.0, alpha=size**-0.5, out=bucket.scores
+            bucket.mask, q.reshape(-1, size), flat_keys, beta=1.0, alpha=plan.shape.scale, out=bucket.scores
         )
         weights = torch.softmax(bucket.scores.values().view(-1, bucket.length), -1).view(-1).to(values.dtype)
         # aten's embedding_bag(weight, indices, offsets, scale_grad, mode 0 = sum, sparse, per_sample_weights)
         bags = torch.embedding_bag(flat_values, bucket.columns, bucket.offsets, False, 0, False, weights)[
             0
-        ].view(-1, heads, size)
+        ].view(-1, heads, flat_values.shape[1])[..., : plan.shape.out_size]
         if bucket.rows is None:
             out_TND.copy_(bags)
         else:
             out_TND[bucket.rows] = bags.to(out_TND.dtype)
+
+
+def _as_wide(rows: torch.Tensor, plan: SparsePlan) -> torch.Tensor:
+    """A pool of as many rows as a padded history at least: a sparse row takes no more than all columns."""
+    longest = max(length for _, length in plan.pieces)
+    missing = -(-longest // plan.shape.num_kv_heads) - len(rows)
+    return rows if missing <= 0 else F.pad(rows, (0, 0, 0, 0, 0, missing))
 
 
 def _bucket_lengths(

@@ -1,7 +1,8 @@
 """A weight as the checkpoint stores it: the raw blocks, with their format and shape.
 
 Made by `loading.reader`, turned into a fast layout by `ops` and `models.layers`. Invariant: `raw` holds the
-file's own bytes (rows in Hugging Face order), so nothing has been rounded yet.
+file's own bytes (rows in Hugging Face order), or those of several tensors put together to blocks by
+`packings`; nothing has been rounded yet.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ from firstlight.facts.formats import BlockGeometry
 
 @dataclass(frozen=True)
 class Weight:
-    """`shape` is (N, K) or (N,); `raw` is uint8 [N, row_bytes], for a vector [1, row_bytes]; contiguous."""
+    """`shape` is (N, K) or (N,); `raw` is uint8 [N, row_bytes], for a vector [1, row_bytes]; contiguous.
+
+    `order`, int64 [K]: which column of the matrix each column of the blocks is, where they are sorted by
+    group (GPTQ's desc_act); None where they are as they are.
+    """
 
     format: str
     shape: tuple[int, ...]
     raw: torch.Tensor
+    order: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -80,6 +86,19 @@ class BlockFormat(WeightFormat, Protocol):
 
     def affine(self, weight: Weight) -> Affine:
         """The weight's codes, scales and offsets; new tensors. Only for (N, K) weights."""
+        ...
+
+
+class HalvedFormat(BlockFormat, Protocol):
+    """A format with float32 scales, whose blocks can be had with scales in float16."""
+
+    @property
+    def halved_format(self) -> str | None:
+        """Whose blocks those are; None where no format of GGUF is so."""
+        ...
+
+    def half_blocks(self, weight: Weight) -> torch.Tensor:
+        """Blocks of a GGUF format, uint8 [N, bytes]: scales rounded to float16, codes as they are."""
         ...
 
 

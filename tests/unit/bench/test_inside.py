@@ -17,6 +17,7 @@ from firstlight.bench.quality import QualityOrder, bench_quality, details, read_
 from firstlight.bench.quality_full import kl_divergence, read_long_text, read_questions
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.memory import kv_bytes_per_token
+from support.experts import kimi, write_experts
 from support.serving import write_chat_model
 
 
@@ -62,6 +63,24 @@ def test_work_is_what_the_checkpoint_makes_necessary(tiny_model: Path) -> None:
     one, two = work.decode(1, 10), work.decode(2, 10)
     assert two[1] == 2 * one[1]  # operations grow with the batch, the weights are read once
     assert two[0] - one[0] == 10 * kv_bytes_per_token(description, (4, 4))
+
+
+def test_of_experts_those_are_read_that_tokens_choose(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_experts(tmp_path / "m", kimi()))
+    description, tensors = checkpoint.description, checkpoint.tensors
+    assert description.latent is not None
+    size = description.latent.latent_size + description.latent.rope_size
+    work = Work(checkpoint, kv_row_bytes=(2 * size,))
+    of_experts = sum(tensor.nbytes for name, tensor in tensors.items() if ".experts." in name)
+    kv_bytes = description.num_layers * 2 * size
+    assert work.kv_token_bytes == kv_bytes
+    rest = work.weight_bytes - of_experts
+    assert work.decode(1, 0)[0] == pytest.approx(rest + of_experts * 3 / 12)
+    assert work.decode(2, 10)[0] == pytest.approx(rest + of_experts * (1 - 0.75**2) + 20 * kv_bytes)
+    whole = 2 * sum(
+        math.prod(t.shape) for name, t in tensors.items() if ".layers." in name and len(t.shape) == 2
+    )
+    assert work.layer_flops == pytest.approx(whole - 2 * of_experts / 4 * 9 / 12)
 
 
 def test_a_sweep_of_a_tiny_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.description import ModelDescription
 from firstlight.ops.collectives import Group
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
+from support.experts import kimi, write_experts
 
 TOKENS = [3 + (7 * n) % 40 for n in range(50)]
 PAGES = (0, 0, [1, 2, 3, 4])
@@ -81,3 +82,11 @@ def test_recorded_steps_leave_the_states_and_logits_of_eager_ones(folder: Path) 
     assert runner.states.equal(states)
     plain = runner_of(folder, "auto", (), cpu_kernels="native")
     assert plain.run(WHOLE).equal(logits)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_latent_attention_and_experts_leave_their_states_too(tmp_path: Path, dtype: str) -> None:
+    folder = write_experts(tmp_path / "m", kimi(num_layers=4))
+    test_chunks_and_single_tokens_leave_the_same_states_as_a_whole_prompt(folder, dtype)
+    if dtype == "float32":
+        test_state_k_is_the_residual_stream_after_k_blocks(folder)

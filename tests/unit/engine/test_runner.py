@@ -10,6 +10,7 @@ import torch
 from firstlight.engine.kv import KVPool
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.runner import PageTables
+from firstlight.ops.contract import AttentionShape
 from firstlight.ops.reference import ReferenceBackend
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.engines import Harness, submit
@@ -47,13 +48,22 @@ def test_a_slot_that_changes_hands_shows_only_its_present_owner() -> None:
 
 
 def test_the_null_page_of_a_pool_is_zeroed() -> None:
-    pool = KVPool(2, 12, (3, 4), ReferenceBackend("test"))
+    pool = KVPool(2, 12, AttentionShape(3, 3, 4, None), ReferenceBackend("test"))
     for tensor in (*pool.keys, *pool.values):
         tensor.fill_(7.0)
     pool.zero_null_page(4)
     for tensor in (*pool.keys, *pool.values):
         assert not tensor[:4].any()
         assert bool((tensor[4:] == 7.0).all())
+
+
+def test_latents_that_move_move_once() -> None:
+    """Keys and values are the same rows; the second of two moves would take what the first one brought."""
+    plain = AttentionShape(2, 2, 4, None)
+    pool = KVPool(1, 8, AttentionShape(2, 1, 4, None, None, 3, plain), ReferenceBackend("test"))
+    pool.keys[0].copy_(torch.arange(8.0)[:, None, None].expand(-1, 1, 4))
+    pool.move([5, 6], [4, 5])
+    assert pool.values[0][:, 0, 0].tolist() == [0, 1, 2, 3, 5, 6, 6, 7]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "auto"])

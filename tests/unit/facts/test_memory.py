@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstlight.base.errors import ResourceError
-from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.memory import (
     BudgetRequest,
     compute_budget,
     format_bytes,
     kv_bytes_per_token,
-    weight_bytes_per_rank,
 )
-from support.checkpoints import mixed_formats, random_weights, tiny_description, write_gguf
+from support.checkpoints import tiny_description
 
 
 def request(**changes: Any) -> BudgetRequest:
@@ -39,18 +36,6 @@ def test_kv_bytes_per_token() -> None:
     description = tiny_description(num_layers=30, num_heads=9, num_kv_heads=3, head_size=64)
     assert kv_bytes_per_token(description, (128, 128)) == 2 * 30 * 3 * 64 * 2
     assert kv_bytes_per_token(description, (256, 128), num_kv_heads=1) == 30 * 64 * (4 + 2)
-
-
-def test_weight_bytes(tmp_path: Path) -> None:
-    description = tiny_description()
-    path = write_gguf(tmp_path / "m.gguf", description, random_weights(description), format_of=mixed_formats)
-    checkpoint = open_checkpoint(path)
-    assert weight_bytes_per_rank(checkpoint) == checkpoint.total_bytes
-    vectors = 5 * 64 * 4
-    half = weight_bytes_per_rank(checkpoint, num_ranks=2)
-    assert half == (checkpoint.total_bytes - vectors) // 2 + vectors
-    bf16 = weight_bytes_per_rank(checkpoint, bits_per_value={"Q4_1": 16, "Q4_0": 16})
-    assert bf16 > checkpoint.total_bytes
 
 
 def test_what_is_left_becomes_pages() -> None:

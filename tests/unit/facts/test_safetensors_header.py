@@ -98,7 +98,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_item_sizes_cover_the_types_of_the_package() -> None:
-    assert {"F32", "F16", "BF16", "F64", "I64", "F8_E4M3", "F4"} <= safetensors_header._BITS.keys()
+    assert {"F32", "F16", "BF16", "F64", "I64", "F8_E4M3", "F4"} <= safetensors_header.DTYPE_BITS.keys()
 
 
 @settings(max_examples=300, deadline=None)

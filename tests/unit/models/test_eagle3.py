@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
+from firstlight.facts.description import RopeScaling
 from firstlight.models.eagle3 import DraftCache, Eagle3Drafter
 from firstlight.models.eagle3_unroll import UnrollRows
-from support.drafters import random_drafter
+from support.drafters import LATENT, random_drafter
 
 VARIATIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -20,6 +22,15 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "as EAGLE-3.1": {"fc_norm": True, "norm_output": True},
     "one key-value head": {"num_kv_heads": 1},
     "two states": {"state_layers": (1, 3)},
+    "latent attention": LATENT,
+    "latent attention without a rank of queries": {
+        **LATENT,
+        "latent": replace(LATENT["latent"], query_rank=None),
+        "norm_output": True,
+    },
+    "yarn that scales the rotation": {
+        "rope_scaling": RopeScaling(kind="yarn", factor=8.0, original_max_position=16, turn_factor=1.2)
+    },
 }
 NUM = 14
 STEPS = 4

@@ -16,7 +16,7 @@ from firstlight.facts.description import ModelDescription
 from firstlight.models.eagle3 import Eagle3Drafter
 from firstlight.models.eagle3_file import load_eagle3, save_eagle3
 from support.checkpoints import tiny_description
-from support.drafters import random_drafter
+from support.drafters import LATENT, random_drafter
 
 TARGET: ModelDescription = tiny_description(hidden_size=32, num_layers=8, head_size=8, vocab_size=64)
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -203,13 +203,28 @@ FAULTS: dict[str, tuple[Callable[[Config, Tensors], Any], type[FirstlightError],
         UnsupportedError,
         "EagleLlamaForCausalLM is no EAGLE-3 drafter",
     ),
-    "latent attention": (
+    "latent attention without its sizes": (
         lambda c, t: c.update(architectures=["Eagle3DeepseekV2ForCausalLM"]),
-        UnsupportedError,
-        "multi-head latent attention",
+        ModelFileError,
+        "kv_lora_rank is missing",
     ),
     "two layers": (lambda c, t: c.update(num_hidden_layers=2), UnsupportedError, "has 2 layers"),
 }
+
+
+def test_a_drafter_with_latent_attention_comes_back(tmp_path: Path) -> None:
+    drafter = random_drafter(**LATENT)
+    save_eagle3(tmp_path, drafter, torch.float32)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["Eagle3DeepseekV2ForCausalLM"]
+    loaded = load_eagle3(tmp_path, TARGET, embedding()).drafter
+    assert loaded.config.score_scale == pytest.approx(drafter.config.score_scale)
+    assert loaded.config.latent == drafter.config.latent
+    assert loaded.config.rope_scaling == drafter.config.rope_scaling
+    for name, parameter in drafter.named_parameters():
+        assert torch.equal(dict(loaded.named_parameters())[name], parameter), name
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert "midlayer.self_attn.kv_a_proj_with_mqa.weight" in names
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from firstlight.base.errors import UnsupportedError, UsageError
 from firstlight.facts.checkpoint import open_checkpoint
-from firstlight.facts.description import RopeScaling
+from firstlight.facts.description import ModelDescription, RopeScaling
 from firstlight.loading.plan import Wanted
 from firstlight.loading.reader import read_tensors
 from firstlight.models.declare import Declaration
@@ -18,13 +20,16 @@ from firstlight.models.layers.attention import attention_shape
 from firstlight.models.layers.linear import Linear, Part, interleave_rows
 from firstlight.models.layers.rotary import turn_table
 from firstlight.models.layers.vocabulary import Embedding, Head
+from firstlight.models.random_model import Unpacked, write_random_model
 from firstlight.models.registry import ARCHITECTURES, find
 from firstlight.ops.collectives import Group
 from firstlight.ops.contract import MatrixKind
 from firstlight.ops.cpu.backend import CpuBackend
 from firstlight.ops.reference import ReferenceBackend
 from firstlight.quant.weight import Weight
+from support.checkpoints import ARCHITECTURES as DENSE
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
+from support.experts import description_of, kimi
 from support.operators import matrix, random_values
 
 CPU = torch.device("cpu")
@@ -178,10 +183,31 @@ def test_embedding_and_head(weight_format: str, tied: bool, ops: ReferenceBacken
 # --- whole models ---
 
 
+ON_EVERY_RANK = (
+    "model.embed_tokens.weight",
+    "mlp.gate.weight",
+    "block_sparse_moe.gate.weight",
+    "q_a_proj.weight",
+    "kv_a_proj_with_mqa.weight",
+)
+
+
+def described(architecture: str, **changes: Any) -> ModelDescription:
+    """A tiny model of an architecture."""
+    if architecture in DENSE:
+        return tiny_description(architecture, **changes)
+    if architecture in ("deepseek_v2", "deepseek_v3"):
+        return kimi(architecture=architecture, **changes)
+    return description_of(architecture, **changes)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_model_announces_what_it_lays_out(tmp_path: Path, architecture: str) -> None:
-    description = tiny_description(architecture)
-    folder = write_hf_folder(tmp_path / "m", description, random_weights(description), dtype="BF16")
+    description = described(architecture)
+    if description.experts is None:
+        folder = write_hf_folder(tmp_path / "m", description, random_weights(description), dtype="BF16")
+    else:
+        folder = write_random_model(tmp_path / "m", description, Unpacked(torch.bfloat16))
     checkpoint = open_checkpoint(folder)
 
     class Recording(ReferenceBackend):
@@ -225,8 +251,12 @@ def test_more_ranks_than_heads_are_refused() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_shares_of_all_ranks_cover_every_matrix_once(architecture: str, size: int) -> None:
-    """Matrices are cut into rows or columns; only vectors and the embedding are on every rank."""
-    description = tiny_description(architecture, num_heads=6, num_kv_heads=3, vocab_size=65)
+    """Matrices are cut into rows or columns; only what all ranks need is on every one."""
+    description = described(architecture, num_heads=6, num_kv_heads=3, vocab_size=65)
+    if description.experts is not None:
+        shared_size = 96 if description.experts.shared_size else 0
+        experts = replace(description.experts, inner_size=96, shared_size=shared_size)
+        description = replace(description, experts=experts)
     covered: dict[str, int] = {}
     for rank in range(size):
         declare = declaration(rank, size)
@@ -236,7 +266,7 @@ def test_the_shares_of_all_ranks_cover_every_matrix_once(architecture: str, size
     whole = declaration()
     find(architecture)(whole, description)
     for wanted in whole.wanted:
-        shared = len(wanted.shape) == 2 and wanted.name != "model.embed_tokens.weight"
+        shared = len(wanted.shape) == 2 and not wanted.name.endswith(ON_EVERY_RANK)
         shared |= wanted.name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias"))
         times = 1 if shared else size
         assert covered[wanted.name] == times * math.prod(wanted.shape), wanted.name

@@ -13,7 +13,7 @@ from firstlight.ops.cpu.library import LARGEST, Op, Step, address
 from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.reference import ReferenceBackend
 from support.native_sets import instruction_sets, pool_of
-from support.operators import FORMATS, NESTED, Paged, matrix, random_values
+from support.operators import FORMATS, NESTED, PLAIN, SAFETENSORS, Paged, matrix, random_values
 
 REFERENCE = ReferenceBackend("test")
 SHAPES = ((96, 128), (13, 64), (1, 32), (200, 576))
@@ -22,7 +22,8 @@ ODD_SHAPES = ((1, 1), (3, 5), (65, 33), (17, 201))  # for formats without blocks
 ROWS = (1, 2, 3, 4, 5, 8, 33, 64, 65, 130)
 # Codes of 8 bits for all but the largest of 32 values; sums over a few hundred inputs.
 PRODUCT_TOLERANCE = {"F32": 1e-6, "F16": 1e-6, "BF16": 1e-6, "Q8_0": 8e-3, "Q4_0": 8e-3, "Q4_1": 8e-3}
-PRODUCT_TOLERANCE |= {"Q4_K": 8e-3, "Q6_K": 8e-3}
+PRODUCT_TOLERANCE |= {"Q4_K": 8e-3, "Q6_K": 8e-3, "INT4": 8e-3, "INT4_ZERO": 8e-3, "INT8": 8e-3}
+PRODUCT_TOLERANCE |= {"FP8": 1e-6, "FP4": 1e-6}
 
 
 @pytest.fixture(scope="module", params=instruction_sets())
@@ -33,7 +34,7 @@ def ops(request: pytest.FixtureRequest) -> NativeBackend:
 def shapes_of(weight_format: str) -> tuple[tuple[int, int], ...]:
     if weight_format in NESTED:
         return NESTED_SHAPES
-    return SHAPES if weight_format.startswith("Q") else SHAPES + ODD_SHAPES
+    return SHAPES + ODD_SHAPES if weight_format in PLAIN else SHAPES
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
@@ -54,7 +55,7 @@ def test_products(ops: NativeBackend, weight_format: str) -> None:
             assert torch.equal(op(x[num - 1 : num]), all_rows[num - 1 : num]), (shape, num)
 
 
-@pytest.mark.parametrize("weight_format", ["Q8_0", "Q4_0", "Q4_1", *NESTED])
+@pytest.mark.parametrize("weight_format", ["Q8_0", "Q4_0", "Q4_1", *NESTED, *SAFETENSORS])
 def test_an_outlier_does_not_coarsen_its_group(ops: NativeBackend, weight_format: str) -> None:
     weight = matrix(random_values(64, 256, seed=1, scale=0.05), weight_format)
     x = random_values(3, 256, seed=4)

@@ -32,7 +32,9 @@ def test_each_row_meets_its_expert(ops: NativeBackend, weight_format: str) -> No
         matrix(random_values(OUTPUTS, INPUTS, seed=seed, scale=0.05), weight_format)
         for seed in range(len(COUNTS[0]))
     ]
-    experts = ops.experts(weights)
+    experts = ops.grouped_linear(len(weights))
+    for group, weight in enumerate(weights):
+        experts.put(group, weight)
     single = [ops.linear(weight, role="layer") for weight in weights]
     for counts in COUNTS:
         starts = torch.tensor([0, *itertools.accumulate(counts)])
@@ -46,7 +48,9 @@ def test_each_row_meets_its_expert(ops: NativeBackend, weight_format: str) -> No
 
 def test_an_expert_without_rows_is_not_read(ops: NativeBackend) -> None:
     weights = [matrix(random_values(OUTPUTS, INPUTS, seed=seed), "F32") for seed in range(3)]
-    experts = ops.experts(weights)
+    experts = ops.grouped_linear(len(weights))
+    for group, weight in enumerate(weights):
+        experts.put(group, weight)
     x = random_values(4, INPUTS, seed=9)
     starts = torch.tensor([0, 2, 2, 4])
     expected = experts(x, starts)

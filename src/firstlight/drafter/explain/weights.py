@@ -14,7 +14,8 @@ from firstlight.drafter.target import Ends
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.loading.tensor_file import read_tensor_file
 from firstlight.models.eagle3 import Eagle3Drafter
-from firstlight.models.eagle3_file import EMBEDDING, file_name
+from firstlight.models.eagle3_config import file_name
+from firstlight.models.eagle3_file import EMBEDDING
 
 MAX_DIFFERENCE = 0.02  # of a tensor's norm: layouts that round stay below
 

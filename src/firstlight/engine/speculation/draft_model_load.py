@@ -11,20 +11,20 @@ from msgspec import structs
 
 from firstlight.base.errors import UnsupportedError
 from firstlight.engine.assemble import load_weights, make_runner
-from firstlight.engine.kv import KVPool
+from firstlight.engine.kv import KVPool, token_row_bytes
 from firstlight.engine.speculation.draft_model import DraftModelDrafter
 from firstlight.engine.speculation.host import Extra, Host
 from firstlight.engine.speculation.places import Places
 from firstlight.engine.speculation.shape import Shape, refuse_trees
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
-from firstlight.facts.memory import kv_bytes_per_token, weight_bytes_per_rank
+from firstlight.facts.memory import kv_bytes_per_token
 from firstlight.models.declare import Declaration
+from firstlight.models.layers.attention import attention_shape
 from firstlight.models.registry import find
 from firstlight.ops.collectives import Group
 from firstlight.ops.contract import Backend
 from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.cpu.native_selection import NativeSelection
-from firstlight.ops.kv_rows import row_bytes
 from firstlight.ops.selection import TorchSelection
 from firstlight.text.model import TextModel
 
@@ -57,10 +57,11 @@ class DraftModelDrafting:
     def extra(self, ops: Backend) -> Extra:
         """What it takes beside the target: of each token, and for its weights."""
         description = self._checkpoint.description
-        rows = tuple(row_bytes(description.head_size, dtype) for dtype in (ops.key_dtype, ops.value_dtype))
+        shape = attention_shape(description, 0, 1)
         table_bytes = 2 * description.vocab_size * description.hidden_size
-        weight_bytes = weight_bytes_per_rank(self._checkpoint) + table_bytes
-        return Extra(kv_bytes_per_token(description, (rows[0], rows[1])), weight_bytes)
+        weight_bytes = self._checkpoint.total_bytes + table_bytes
+        rows = token_row_bytes(shape, ops)
+        return Extra(kv_bytes_per_token(description, rows, shape.num_kv_heads), weight_bytes)
 
     def make(self, host: Host) -> DraftModelDrafter:
         """Loads it over the numbers of the target's pages."""
@@ -71,8 +72,7 @@ class DraftModelDrafting:
         ops.prepare(list(dict.fromkeys(declare.kinds(self._checkpoint))), two_copies=False)
         load_weights(self._checkpoint, declare, lambda done, total: None)
         num_slots = host.num_slots + host.num_scratch
-        shape = (description.num_kv_heads, description.head_size)
-        pool = KVPool(description.num_layers, num_slots, shape, ops)
+        pool = KVPool(description.num_layers, num_slots, attention_shape(description, 0, 1), ops)
         # Its tables name a slot for each token, so that drafts can lie anywhere.
         section = structs.replace(host.section, page_size_tokens=1, max_model_len=host.max_positions)
         runner = make_runner(decoder, ops, pool, section, alone)

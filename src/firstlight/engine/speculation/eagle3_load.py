@@ -64,7 +64,9 @@ class Eagle3Drafting:
         num_values = sum(parameter.numel() for parameter in self._model.parameters())
         state_bytes = 4 * c.hidden_size
         if self._reason(ops) is not None:
-            return Extra(state_bytes + 2 * 4 * c.num_kv_heads * c.head_size, 4 * num_values)
+            heads, key_size, value_size = self._model.kv_shape
+            of_token = key_size if c.latent is not None else heads * (key_size + value_size)
+            return Extra(state_bytes + 4 * of_token, 4 * num_values)
         rows = row_bytes(c.head_size, ops.key_dtype) + row_bytes(c.head_size, ops.value_dtype)
         return Extra(state_bytes + c.num_kv_heads * rows, int(num_values * _Q8_BYTES))
 

@@ -62,6 +62,8 @@ class Room:
 def why_not(model: Eagle3Drafter) -> str | None:
     """Why a drafter of these sizes cannot run here, as the end of a sentence; None if it can."""
     c = model.config
+    if c.latent is not None:
+        return "its attention is latent"
     joined = len(c.state_layers) * c.target_hidden_size
     widths = (joined, c.hidden_size, c.num_heads * c.head_size, c.intermediate_size)
     wrong = [width for width in widths if width % GROUP]
@@ -79,7 +81,8 @@ class NativeLayer:
         is_own = model.look_up is None
         found = None if is_own else embedding.operator
         self._table = found if isinstance(found, NativeLinear) else None
-        self.pool = KVPool(1, room.num_slots, (c.num_kv_heads, c.head_size), ops)
+        self.shape = AttentionShape(c.num_heads, c.num_kv_heads, c.head_size, None)
+        self.pool = KVPool(1, room.num_slots, self.shape, ops)
         self.pool.zero_null_page(room.page_size)
         self.states = torch.zeros(room.num_slots, c.hidden_size)
         self._turns = _turns(model, room.num_positions)
@@ -283,9 +286,7 @@ def _adding(op: Op) -> Op:
 
 
 def _attention(layer: NativeLayer, qkv: torch.Tensor, codes: Codes) -> Op:
-    c = layer._config
-    shape = AttentionShape(c.num_heads, c.num_kv_heads, c.head_size, None)
-    op = attention_op(shape, qkv.shape[1], layer.pool.keys[0].dtype)
+    op = attention_op(layer.shape, qkv.shape[1], layer.pool.keys[0].dtype)
     op.p[0], op.p[1], op.p[2] = address(qkv), address(layer.pool.keys[0]), address(layer.pool.values[0])
     op.p[4] = codes.address
     return op
@@ -293,5 +294,6 @@ def _attention(layer: NativeLayer, qkv: torch.Tensor, codes: Codes) -> Op:
 
 def _turns(model: Eagle3Drafter, num_positions: int) -> np.ndarray:
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), model.frequencies)
-    turns: np.ndarray = torch.stack((angles.cos(), angles.sin()), -1).numpy()
-    return turns
+    turns = torch.stack((angles.cos(), angles.sin()), -1) * model.config.rope_scaling.turn_factor
+    as_array: np.ndarray = turns.numpy()
+    return as_array

@@ -27,8 +27,11 @@ class PlainLayer:
         config = model.config
         self._model = model.to(device)
         self._device = device
-        shape = (num_slots, config.num_kv_heads, config.head_size)
-        self.keys, self.values = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+        num_kv_heads, key_size, value_size = model.kv_shape
+        self.keys = torch.zeros(num_slots, num_kv_heads, key_size, device=device)
+        # A latent is both: the values are its beginning.
+        is_latent = config.latent is not None
+        self.values = self.keys[..., :value_size] if is_latent else torch.zeros_like(self.keys)
         self.states = torch.zeros(num_slots, config.hidden_size, device=device)
         self._hidden_BH = self.states[:0]  # noqa: N806 - shape suffix
 
@@ -72,7 +75,8 @@ class PlainLayer:
 
     def moved(self, from_slots: Rows[int], to_slots: Rows[int]) -> None:
         """See `Layer`."""
-        for tensor in (self.states, self.keys, self.values):
+        is_latent = self._model.config.latent is not None
+        for tensor in (self.states, self.keys) if is_latent else (self.states, self.keys, self.values):
             tensor[list(to_slots)] = tensor[list(from_slots)]
 
     def _there(self, values: np.ndarray) -> torch.Tensor:

@@ -12,23 +12,38 @@ from typing import Any
 
 import torch
 
-from firstlight.facts.description import ModelDescription
+from firstlight.facts.description import LatentAttention, ModelDescription
 from firstlight.loading.plan import Wanted, split_evenly
 from firstlight.models.batch import ForwardBatch
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import Linear, Part, Vector
+from firstlight.models.layers.whole_norm import WholeNorm
 from firstlight.ops.contract import AttentionShape, Tape
 from firstlight.ops.kv_rows import pack
 
 
 def attention_shape(description: ModelDescription, rank: int, size: int) -> AttentionShape:
-    """The heads of one rank."""
+    """The heads of one rank, as the pool holds them."""
+    if description.latent is not None:
+        return latent_shape(
+            description.latent, description, split_evenly(description.num_heads, 1, rank, size)
+        )
     group = description.num_heads // description.num_kv_heads
     start, stop = split_evenly(description.num_kv_heads, 1, rank, size)
     num_kv_heads = stop - start
     return AttentionShape(
         num_kv_heads * group, num_kv_heads, description.head_size, description.sliding_window
     )
+
+
+def latent_shape(
+    sizes: LatentAttention, description: ModelDescription, heads: tuple[int, int]
+) -> AttentionShape:
+    """One row of the pool for all of a rank's heads: the latent, and the rotary key behind it."""
+    num_heads, scale = heads[1] - heads[0], description.score_scale
+    size = sizes.latent_size + sizes.rope_size
+    plain = AttentionShape(num_heads, num_heads, description.head_size, None, scale, sizes.value_size)
+    return AttentionShape(num_heads, 1, size, None, scale, sizes.latent_size, plain)
 
 
 class Attention:
@@ -39,6 +54,8 @@ class Attention:
         self._name = f"layers.{layer}.attention"
         self._eps = description.norm_eps
         size = self._size = description.head_size
+        self._num_turned = description.turned_size
+        pairs = (size, self._num_turned)
         shape = attention_shape(description, declare.group.rank, declare.group.size)
         self._num_heads, self._num_kv_heads = shape.num_heads, shape.num_kv_heads
         group = description.num_heads // description.num_kv_heads
@@ -54,15 +71,24 @@ class Attention:
             queries = rows("q", description.num_heads, (start * group, stop * group), bias=bias)
             keys = rows("k", description.num_kv_heads, (start, stop), bias=bias)
             values = rows("v", description.num_kv_heads, (start, stop), bias=bias)
-            return [Part(queries, size), Part(keys, size), Part(values)]
+            return [Part(queries, pairs), Part(keys, pairs), Part(values)]
 
         self._qkv = Linear(declare, parts(bias=False), parts(bias=True) if description.attention_bias else ())
         columns = (start * group * size, stop * group * size)
         whole = (hidden, description.num_heads * size)
         self._out = Linear(declare, [Part(Wanted.column_slice(f"{prefix}.o_proj.weight", whole, *columns))])
         self._out_bias = Vector(declare, f"{prefix}.o_proj.bias", hidden) if description.output_bias else None
-        self._q_norm = Vector(declare, f"{prefix}.q_norm.weight", size, size) if description.qk_norm else None
-        self._k_norm = Vector(declare, f"{prefix}.k_norm.weight", size, size) if description.qk_norm else None
+        self._q_norm = (
+            Vector(declare, f"{prefix}.q_norm.weight", size, pairs) if description.qk_norm else None
+        )
+        self._k_norm = (
+            Vector(declare, f"{prefix}.k_norm.weight", size, pairs) if description.qk_norm else None
+        )
+        self._whole_norm: WholeNorm | None = None
+        if description.whole_qk_norm:
+            numbers = (description.num_heads, description.num_kv_heads)
+            bounds = ((start * group, stop * group), (start, stop))
+            self._whole_norm = WholeNorm(declare, prefix, numbers, bounds, pairs)
 
     def __call__(self, x_TH: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         num_turned = self._num_heads + self._num_kv_heads
@@ -73,7 +99,9 @@ class Attention:
             q_norm = self._q_norm.values.expand(self._num_heads, -1)
             k_norm = self._k_norm.values.expand(self._num_kv_heads, -1)
             turned = self._ops.rms_norm(turned, torch.cat((q_norm, k_norm)), self._eps)
-        turned = self._ops.rotate(turned, batch.turn_TD)
+        if self._whole_norm is not None:
+            turned = self._whole_norm(turned, self._eps)
+        turned = self._turn(turned, batch.turn_TD)
         keys, values = batch.keys[self._layer], batch.values[self._layer]
         keys.index_copy_(0, batch.write_slots_T, pack(turned[:, self._num_heads :], keys.dtype))
         values.index_copy_(0, batch.write_slots_T, pack(qkv[:, num_turned:], values.dtype))
@@ -81,8 +109,17 @@ class Attention:
         out = self._group.all_reduce(self._name, self._out(attended.flatten(1)))
         return out if self._out_bias is None else out + self._out_bias.values
 
+    def _turn(self, x_TND: torch.Tensor, turn_TD: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+        if self._num_turned == self._size:
+            return self._ops.rotate(x_TND, turn_TD)
+        turned = self._ops.rotate(x_TND[..., : self._num_turned], turn_TD)
+        return torch.cat((turned, x_TND[..., self._num_turned :]), -1)
+
     def record(self, tape: Tape, x: Any) -> None:
         """Takes down `__call__` with the addition to the residual stream."""
+        if self._whole_norm is not None or self._num_turned < self._size:
+            tape.add_called(self, x)
+            return
         qkv = tape.product(self._qkv.operators, x, self._qkv.bias, "qkv")
         norms = tuple(norm.values if norm is not None else None for norm in (self._q_norm, self._k_norm))
         attended = tape.attend(qkv, self._layer, norms, self._eps)

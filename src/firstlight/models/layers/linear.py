@@ -9,7 +9,7 @@ made.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,17 +17,21 @@ import torch
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
-from firstlight.ops.contract import LinearOp, MatrixKind, NestedScales
-from firstlight.quant.registry import BLOCK_FORMATS, NESTED_FORMATS, dequantize
+from firstlight.ops.contract import LinearOp, MatrixKind
+from firstlight.ops.matrix import NestedScales
+from firstlight.quant.registry import AFFINE_FORMATS, HALVED_FORMATS, NESTED_FORMATS, dequantize
 from firstlight.quant.weight import Weight
 
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of a linear layer. `interleave`: the head size, if rotary pairs are to lie side by side."""
+    """One tensor of a linear layer.
+
+    `interleave`: the head size, and how many of a head's values turn, if pairs are to lie side by side.
+    """
 
     wanted: Wanted
-    interleave: int | None = None
+    interleave: tuple[int, int] | None = None
 
 
 class StoredMatrix:
@@ -44,19 +48,25 @@ class StoredMatrix:
     def format(self) -> str:
         return self._weight.format
 
+    @property
+    def order(self) -> torch.Tensor | None:
+        return self._weight.order
+
     def dequantize(self) -> torch.Tensor:
         return dequantize(self._weight)
 
     def stored(self) -> torch.Tensor:
-        return self._weight.raw
+        halved = HALVED_FORMATS.get(self._weight.format)
+        return self._weight.raw if halved is None else halved.half_blocks(self._weight)
 
     def first_rows(self, num_rows: int) -> StoredMatrix:
         outputs, inputs = self._weight.shape
         raw = self._weight.raw[:num_rows]
-        return StoredMatrix(Weight(self._weight.format, (min(outputs, num_rows), inputs), raw))
+        shape = (min(outputs, num_rows), inputs)
+        return StoredMatrix(replace(self._weight, shape=shape, raw=raw))
 
     def affine(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        blocks = BLOCK_FORMATS.get(self._weight.format)
+        blocks = AFFINE_FORMATS.get(self._weight.format)
         if blocks is None:
             return None
         affine = blocks.affine(self._weight)
@@ -129,7 +139,7 @@ class Linear:
     def lay_out(self, weights: Sequence[Weight]) -> None:
         """Makes the resident operators of weights in the order of the parts."""
         for run in _same_format(list(weights)):
-            self._linears.append(self._ops.linear(StoredMatrix(_stack(run)), role=self._role))
+            self._linears.append(self._ops.linear(StoredMatrix(stack(run)), role=self._role))
 
     def _kinds(self, checkpoint: Checkpoint) -> list[MatrixKind]:
         kinds: list[MatrixKind] = []
@@ -147,7 +157,7 @@ class Linear:
 
     def _take(self, part: Part, weight: Weight) -> None:
         if part.interleave is not None:
-            weight = Weight(weight.format, weight.shape, interleave_rows(weight.raw, part.interleave))
+            weight = replace(weight, raw=interleave_rows(weight.raw, *part.interleave))
         self._weights[part.wanted.name] = weight
         if len(self._weights) == len(self._parts):
             self.lay_out([self._weights.pop(p.wanted.name) for p in self._parts])
@@ -155,7 +165,7 @@ class Linear:
     def _take_bias(self, part: Part, weight: Weight) -> None:
         values = dequantize(weight)
         if part.interleave is not None:
-            values = interleave_rows(values.unsqueeze(1), part.interleave).squeeze(1)
+            values = interleave_rows(values.unsqueeze(1), *part.interleave).squeeze(1)
         self._bias_values[part.wanted.name] = values
         if len(self._bias_values) == len(self._biases):
             ordered = [self._bias_values.pop(p.wanted.name) for p in self._biases]
@@ -165,7 +175,9 @@ class Linear:
 class Vector:
     """A float32 vector, such as a norm's weight."""
 
-    def __init__(self, declare: Declaration, name: str, size: int, interleave: int | None = None) -> None:
+    def __init__(
+        self, declare: Declaration, name: str, size: int, interleave: tuple[int, int] | None = None
+    ) -> None:
         self.values = torch.empty(0)
         self._interleave = interleave
         self._device = declare.ops.device
@@ -174,29 +186,42 @@ class Vector:
     def _take(self, weight: Weight) -> None:
         values = dequantize(weight)
         if self._interleave is not None:
-            values = interleave_rows(values.unsqueeze(1), self._interleave).squeeze(1)
+            values = interleave_rows(values.unsqueeze(1), *self._interleave).squeeze(1)
         self.values = values.to(self._device)
 
 
-def interleave_rows(rows: torch.Tensor, head_size: int) -> torch.Tensor:
-    """Rows of each head from (first halves, second halves) to pairs (2i, 2i+1); exact on raw blocks too."""
-    heads = rows.view(-1, 2, head_size // 2, rows.shape[-1])
-    return heads.transpose(1, 2).reshape(rows.shape)
+def interleave_rows(rows: torch.Tensor, head_size: int, num_turned: int | None = None) -> torch.Tensor:
+    """Rows of each head from (first halves, second halves) to pairs (2i, 2i+1); exact on raw blocks too.
+
+    `num_turned`: only the first so many rows of each head; None: all.
+    """
+    num_turned = num_turned or head_size
+    heads = rows.view(-1, head_size, rows.shape[-1])
+    halves = heads[:, :num_turned].unflatten(1, (2, num_turned // 2))
+    return torch.cat((halves.transpose(1, 2).flatten(1, 2), heads[:, num_turned:]), 1).view(rows.shape)
 
 
 def _same_format(weights: list[Weight]) -> list[list[Weight]]:
     runs: list[list[Weight]] = []
     for weight in weights:
-        if runs and runs[-1][0].format == weight.format:
+        if runs and runs[-1][0].format == weight.format and _same_order(runs[-1][0], weight):
             runs[-1].append(weight)
         else:
             runs.append([weight])
     return runs
 
 
-def _stack(weights: list[Weight]) -> Weight:
+def _same_order(one: Weight, other: Weight) -> bool:
+    if one.order is None or other.order is None:
+        return one.order is other.order
+    return torch.equal(one.order, other.order)
+
+
+def stack(weights: list[Weight]) -> Weight:
+    """Weights of one format and input, one above the other."""
     if len(weights) == 1:
         return weights[0]
+    assert all(_same_order(weights[0], weight) for weight in weights), "columns in one order"
     outputs = sum(weight.shape[0] for weight in weights)
     raw = torch.cat([weight.raw for weight in weights])
-    return Weight(weights[0].format, (outputs, weights[0].shape[1]), raw)
+    return replace(weights[0], shape=(outputs, weights[0].shape[1]), raw=raw)

@@ -8,22 +8,27 @@ from typing import Any
 import torch
 
 from firstlight.facts.description import ModelDescription
+from firstlight.facts.sharding import BLOCK_VALUES as BLOCK_VALUES  # for `moe` too
 from firstlight.loading.plan import Wanted, split_evenly
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import Linear, Part, Vector
 from firstlight.ops.contract import Tape
 
-# Shares are whole blocks of the quantised formats, where the width allows it.
-BLOCK_VALUES = 32
-
 
 class GatedMlp:
-    """See the module. `mlp_bias` adds a bias to all three products."""
+    """See the module. `mlp_bias` adds a bias to all three products; `inner`: another inner width."""
 
-    def __init__(self, declare: Declaration, description: ModelDescription, prefix: str, layer: int) -> None:
+    def __init__(
+        self,
+        declare: Declaration,
+        description: ModelDescription,
+        prefix: str,
+        layer: int,
+        inner: int | None = None,
+    ) -> None:
         self._ops, self._group = declare.ops, declare.group
         self._name = f"layers.{layer}.mlp"
-        hidden, inner = description.hidden_size, description.intermediate_size
+        hidden, inner = description.hidden_size, inner or description.intermediate_size
         unit = BLOCK_VALUES if inner % BLOCK_VALUES == 0 else 1
         share = split_evenly(inner, unit, declare.group.rank, declare.group.size)
 
@@ -40,9 +45,12 @@ class GatedMlp:
         )
 
     def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
-        inner = self._ops.gated_silu(self._gate_up(x_TH))
-        out = self._group.all_reduce(self._name, self._down(inner))
+        out = self._group.all_reduce(self._name, self.share(x_TH))
         return out if self._down_bias is None else out + self._down_bias.values
+
+    def share(self, x_TH: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the sum, without the last bias."""
+        return self._down(self._ops.gated_silu(self._gate_up(x_TH)))
 
     def record(self, tape: Tape, x: Any) -> None:
         """Takes down `__call__` with the addition to the residual stream."""

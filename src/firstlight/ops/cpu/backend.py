@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,24 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.ops import padded_attention, sparse_attention
-from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
-from firstlight.ops.cpu.layouts import weight_error
+from firstlight.ops.contract import GROUPED, HEADS, ROUTER, AttentionShape, LinearOp, MatrixKind, StepRows
+from firstlight.ops.cpu.layouts import FloatLinear, weight_error
 from firstlight.ops.cpu.select import Choice, choose
+from firstlight.ops.grouped import GroupByGroup
+from firstlight.ops.groups import GroupedLinearOp, HeadsOp
+from firstlight.ops.heads import HeadsByBatch
+from firstlight.ops.matrix import Matrix
 from firstlight.ops.outputs import pick
 
 # From this many rows of one sequence on, blocked attention beats one row at a time.
 MIN_BLOCKED_ROWS = 32
 ERROR_SAMPLE_ROWS = 1024
+_IN_FLOAT32 = (ROUTER, HEADS)
 
 
 @dataclass(frozen=True)
 class CpuAttentionPlan:
+    shape: AttentionShape
     sparse: sparse_attention.SparsePlan | None
     batches: list[padded_attention.Batch]
 
@@ -47,9 +54,12 @@ class CpuBackend:
         self.errors: dict[MatrixKind, float] = {}  # largest weight error, on a sample of each kind
 
     def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
-        self.choices |= choose(kinds, two_copies=two_copies)
+        measured = [kind for kind in kinds if kind.role not in _IN_FLOAT32]
+        self.choices |= choose(measured, two_copies=two_copies)
 
     def resident_bytes(self, kind: MatrixKind) -> int:
+        if kind.role in _IN_FLOAT32:
+            return kind.shape[0] * kind.shape[1] * 4
         return self.choices[kind].resident_bytes(kind)
 
     def layout_notes(self) -> list[str]:
@@ -60,6 +70,8 @@ class CpuBackend:
         ]
 
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
+        if role == ROUTER:
+            return FloatLinear(weight)
         num_outputs, num_inputs = weight.shape
         kind = MatrixKind(role, weight.format, (num_outputs, num_inputs))
         if kind not in self.choices:
@@ -70,6 +82,12 @@ class CpuBackend:
             sample = weight.first_rows(ERROR_SAMPLE_ROWS)
             self.errors[kind] = max(weight_error(name, sample) for name in (choice.few, choice.many))
         return choice.build(weight)
+
+    def grouped_linear(self, num_groups: int) -> GroupedLinearOp:
+        return GroupByGroup(num_groups, partial(self.linear, role=GROUPED))
+
+    def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
+        return HeadsByBatch(weights, torch.float32, self.device)
 
     def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
         return pick(whole, outputs_N, num_outputs)
@@ -94,16 +112,16 @@ class CpuBackend:
     def plan_attention(self, rows: StepRows, shape: AttentionShape) -> CpuAttentionPlan:
         blocked = [s for s, num in enumerate(rows.counts) if num >= MIN_BLOCKED_ROWS]
         if not blocked:
-            return CpuAttentionPlan(sparse_attention.plan(rows, shape), [])
+            return CpuAttentionPlan(shape, sparse_attention.plan(rows, shape), [])
         batches = padded_attention.plan(rows, shape, blocked, self.device)
         rest = np.flatnonzero(~np.isin(rows.sequence_T, blocked))
         sparse = sparse_attention.plan(rows, shape, rest) if len(rest) else None
-        return CpuAttentionPlan(sparse, batches)
+        return CpuAttentionPlan(shape, sparse, batches)
 
     def attend(
         self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
     ) -> torch.Tensor:
-        out = torch.empty(q_TND.shape)
+        out = torch.empty(*q_TND.shape[:2], plan.shape.out_size)
         if plan.sparse is not None:
             sparse_attention.attend(q_TND, keys, values, plan.sparse, out)
         if plan.batches:

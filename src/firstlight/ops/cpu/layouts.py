@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.base.errors import UnsupportedError
-from firstlight.ops.contract import Matrix
+from firstlight.ops.matrix import Matrix
 
 GROUP = 32
 # aten's 4-bit product wants whole vectors of outputs.
@@ -34,6 +34,7 @@ class Int4Linear:
         affine = weight.affine()
         assert affine is not None, "the int4 layout needs 4-bit blocks"
         codes_OI, scale_OG, offset_OG = affine
+        self._order = weight.order
         # aten computes (code - 8) * scale + zero.
         zero_OG = offset_OG + 8.0 * scale_OG
         scales_and_zeros = torch.stack((scale_OG, zero_OG), -1).transpose(0, 1).contiguous()
@@ -42,6 +43,8 @@ class Int4Linear:
         self.num_bytes = self._packed.numel() * self._packed.element_size() + self._scales.numel() * 2
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        if self._order is not None:
+            x_TI = x_TI[:, self._order]  # noqa: N806 - shape suffix
         return torch.ops.aten._weight_int4pack_mm_for_cpu(
             x_TI.to(torch.bfloat16), self._packed, GROUP, self._scales
         )
@@ -149,7 +152,7 @@ def allowed(weight_format: str, shape: tuple[int, ...]) -> list[str]:
         names.append("fp16")
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         names.append("bf16")
-    four_bit = weight_format in ("Q4_0", "Q4_1")
+    four_bit = weight_format in ("Q4_0", "Q4_1", "INT4", "INT4_ZERO")
     if four_bit and shape[0] % INT4_OUTPUT_MULTIPLE == 0 and shape[1] % GROUP == 0:
         names.append("int4")
     return names
@@ -172,6 +175,7 @@ def weight_error(name: str, weight: Matrix) -> float:
         zero = (offset + 8.0 * scale).to(torch.bfloat16).float()
         kept = shifted * scale.to(torch.bfloat16).float()[..., None] + zero[..., None]
         kept = kept.view(dense.shape)
+        dense = dense if weight.order is None else dense[:, weight.order]
     else:
         kept = dense.to({"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[name]).float()
     return float((kept - dense).abs().max() / dense.abs().max().clamp_min(1e-30))

@@ -9,7 +9,6 @@ and give the same bits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
+from firstlight.ops.contract import AttentionShape, LinearOp, MatrixKind, StepRows
 from firstlight.ops.cpu.experts import NativeExperts
 from firstlight.ops.cpu.library import ATTEND, INSTRUCTION_SETS, KV_TYPES, NORM, SILU, Op, Pool, Step, address
 from firstlight.ops.cpu.packed import LAYOUTS, Arena, NativeLinear, number_of, pack, packed_bytes
 from firstlight.ops.cpu.some_outputs import copy_outputs
+from firstlight.ops.groups import HeadsOp
+from firstlight.ops.heads import HeadsByGroup
 from firstlight.ops.kv_rows import chosen
+from firstlight.ops.matrix import Matrix
 from firstlight.ops.outputs import check_outputs
+
+# Reading the latents anew costs a share about as much as one of its heads.
+MOST_HEADS_OF_A_SHARE = 8
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,30 @@ class NativePlan:
 
 def attention_op(shape: AttentionShape, row_stride: int, kv_dtype: torch.dtype) -> Op:
     """An attention operator without its addresses: queries, keys, values, float output, coded output."""
-    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_size, row_stride, shape.window or 0)
-    op = Op(ATTEND, n=(*sizes, KV_TYPES[kv_dtype]))
-    op.f[0] = 1.0 / math.sqrt(shape.head_size)
+    shares = _shares_of_heads(shape.num_heads) if shape.is_latent else shape.num_kv_heads
+    value_size = shape.out_size if shape.is_latent else 0
+    sizes = (shape.num_heads, shares, shape.head_size, row_stride, shape.window or 0)
+    op = Op(ATTEND, n=(*sizes, KV_TYPES[kv_dtype], value_size))
+    op.f[0] = shape.scale
     return op
+
+
+def _shares_of_heads(num_heads: int) -> int:
+    """How many threads can share the heads of latent attention; each reads the latents anew."""
+    smallest = -(-num_heads // MOST_HEADS_OF_A_SHARE)
+    return next(num for num in range(smallest, num_heads + 1) if num_heads % num == 0)
+
+
+# Formats whose layout does not say all by itself: what it is, and what it rounds.
+_EXACT = "exact for bf16 scales from 2^-17 on and for fp16 ones, others rounded by up to 2^-11"
+_CODES = "activations in 8 bits by groups of 32"
+LAYOUT_WORDS = {
+    "INT4": f"4-bit codes with fp16 scales of 32 ({_EXACT}), 4.5 bits a value; {_CODES}",
+    "INT4_ZERO": f"4-bit codes with fp16 scales and zero points of 32 ({_EXACT}), 5 bits a value; {_CODES}",
+    "INT8": f"8-bit codes with fp16 scales of 32 ({_EXACT}), 8.5 bits a value; {_CODES}",
+    "FP8": "e4m3 codes with fp32 scales of 32, 9 bits a value, unrounded; activations in fp32",
+    "FP4": "e2m1 codes with fp32 scales of 16, 6 bits a value, unrounded; activations in fp32",
+}
 
 
 class NativeBackend:
@@ -87,8 +112,12 @@ class NativeBackend:
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         outputs, inputs = weight.shape
         packed = self._arena.take(packed_bytes(weight.format, weight.shape))
-        number = pack(weight, packed, self.pool)
-        return NativeLinear(self.pool, (outputs, inputs), number, packed, _layout(weight.format))
+        number = pack(weight, packed, self.pool, takes_order=True)
+        layout = _layout(weight.format)
+        return NativeLinear(self.pool, (outputs, inputs), number, packed, layout, weight.order)
+
+    def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
+        return HeadsByGroup(self.grouped_linear(len(weights)), weights)
 
     def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> NativeLinear:
         assert isinstance(whole, NativeLinear), "a backend takes its own operators"
@@ -96,11 +125,10 @@ class NativeBackend:
         shape, layout = (len(outputs_N), whole.shape[1]), LAYOUTS[whole.number]
         packed = self._arena.take(layout.packed_bytes(*shape))
         copy_outputs(whole.packed, layout, outputs_N.to(torch.int64), packed)
-        return NativeLinear(self.pool, shape, whole.number, packed, whole.layout)
+        return NativeLinear(self.pool, shape, whole.number, packed, whole.layout, whole.order)
 
-    def experts(self, weights: Sequence[Matrix]) -> NativeExperts:
-        """The weights of a layer's experts, for products of rows that are sorted by expert."""
-        return NativeExperts.of(self.pool, weights, self._arena)
+    def grouped_linear(self, num_groups: int) -> NativeExperts:
+        return NativeExperts(self.pool, num_groups, self._arena)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         if weight_H.dim() > 1:  # a weight for each head
@@ -145,7 +173,7 @@ class NativeBackend:
         self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
     ) -> torch.Tensor:
         q = q_TND if q_TND.stride()[1:] == (q_TND.shape[2], 1) else q_TND.contiguous()
-        out = torch.empty(q.shape)
+        out = torch.empty(*q.shape[:2], plan.shape.out_size)
         op = attention_op(plan.shape, q.stride(0), keys.dtype)
         for place, tensor in enumerate((q, keys, values, out)):
             op.p[place] = address(tensor)
@@ -156,6 +184,8 @@ class NativeBackend:
 
 
 def _layout(weight_format: str) -> str:
+    if weight_format in LAYOUT_WORDS:
+        return LAYOUT_WORDS[weight_format]
     if LAYOUTS[number_of(weight_format)].dtype is None:
         return "the file's codes and scales, unrounded; activations in 8 bits by groups of 32"
     return "the file's values, unrounded; activations in fp32"

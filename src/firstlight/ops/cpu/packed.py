@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from firstlight.ops.contract import Matrix, NestedScales
+from firstlight.base.errors import UnsupportedError
 from firstlight.ops.cpu.library import EMBED, LINEAR, PACK, QUANTIZE, Codes, Op, Pool, Step, address
+from firstlight.ops.matrix import Matrix, NestedScales
 
 TILE, GROUP = 8, 32
 ARENA_BYTES = 64 * 2**20
@@ -31,7 +32,7 @@ class Layout:
     name: str
     block_inputs: int
     lane_bytes: tuple[int, ...]
-    dtype: torch.dtype | None = None  # of a plain format
+    dtype: torch.dtype | None = None  # of values that are floats; None: activations come as codes too
 
     @property
     def block_bytes(self) -> int:
@@ -51,8 +52,14 @@ LAYOUTS = {  # by the library's number
     5: Layout("BF16", 1, (2,), torch.bfloat16),
     6: Layout("Q4_K", 256, (2, 2, *[*[4] * 4, 1, 1] * 8)),
     7: Layout("Q6_K", 256, (2, *[*[4] * 6, 1, 1] * 8)),
+    8: Layout("INT4_ZERO", 32, (*[4] * 4, 2, 2)),
+    9: Layout("FP8", 32, (*[1] * 32, 4), torch.float8_e4m3fn),
+    10: Layout("FP4", 16, (*[1] * 8, 4), torch.float4_e2m1fn_x2),
 }
 NUMBERS = {layout.name: number for number, layout in LAYOUTS.items()}
+# Formats of safetensors that come in the blocks of another one, see `Matrix.stored`.
+NUMBERS |= {"INT4": NUMBERS["Q4_0"], "INT8": NUMBERS["Q8_0"]}
+SCALE_BYTES = {"Q4_1": 4, "INT4_ZERO": 4}  # of a block, with its minimum or zero point; others have 2
 
 
 def number_of(weight_format: str) -> int:
@@ -82,11 +89,23 @@ class Arena:
         return self._piece[start : start + num_bytes]
 
 
-def pack(weight: Matrix, room: torch.Tensor, pool: Pool) -> int:
-    """Packs a weight into `room` [packed_bytes], and gives the layout's number."""
+def pack(weight: Matrix, room: torch.Tensor, pool: Pool, *, takes_order: bool = False) -> int:
+    """Packs a weight into `room` [packed_bytes], and gives the layout's number.
+
+    `takes_order`: whether the caller will order the inputs where `weight.order` says so. Raises
+    `UnsupportedError` where nobody would.
+    """
+    if weight.order is not None and not takes_order:
+        raise UnsupportedError(
+            "experts with columns in another order than their groups (GPTQ's desc_act) are not supported",
+            "Use a file made without desc_act.",
+        )
     number = number_of(weight.format)
     layout = LAYOUTS[number]
     outputs, inputs = weight.shape
+    if layout.name in ("FP8", "FP4"):
+        _pack_scaled(weight, layout, room)
+        return number
     if layout.dtype is not None:
         tiles = room.view(layout.dtype).view(-1, inputs, TILE)
         tiles.copy_(_whole_tiles(weight.dequantize()).view(-1, TILE, inputs).transpose(1, 2))
@@ -105,7 +124,7 @@ def _pack_stored(weight: Matrix, layout: Layout, room: torch.Tensor, pool: Pool)
     assert stored is not None, "a block format comes from a file"
     rows = stored.contiguous()
     outputs, row_bytes = rows.shape
-    scale_bytes = 4 if layout.name == "Q4_1" else 2
+    scale_bytes = SCALE_BYTES.get(layout.name, 2)
     if outputs % TILE:
         room.zero_()
     op = Op(
@@ -114,6 +133,17 @@ def _pack_stored(weight: Matrix, layout: Layout, room: torch.Tensor, pool: Pool)
         p=(address(rows), address(room)),
     )
     pool.run([op], Step(num_rows=-(-outputs // TILE)))
+
+
+def _pack_scaled(weight: Matrix, layout: Layout, room: torch.Tensor) -> None:
+    """Blocks that begin with a float32 scale: the codes of 8 outputs side by side, then their scales."""
+    stored = weight.stored()
+    assert stored is not None, "a block format comes from a file"
+    blocks = _whole_tiles(stored).unflatten(0, (-1, TILE)).unflatten(-1, (-1, layout.block_bytes))
+    tiles = room.view(len(blocks), blocks.shape[2], -1)
+    scales_at = TILE * (layout.block_bytes - 4)
+    tiles[..., :scales_at].unflatten(-1, (-1, TILE)).copy_(blocks[..., 4:].permute(0, 2, 3, 1))
+    tiles[..., scales_at:].unflatten(-1, (TILE, 4)).copy_(blocks[..., :4].transpose(1, 2))
 
 
 def _pack_nested(nested: NestedScales, blocks: torch.Tensor) -> None:
@@ -193,6 +223,7 @@ class NativeLinear:
     number: int  # the library's number of the layout
     packed: torch.Tensor
     layout: str
+    order: torch.Tensor | None = None  # see `contract.Matrix.order`
     num_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -205,6 +236,8 @@ class NativeLinear:
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         x = x_TI.float().contiguous()
+        if self.order is not None:
+            x = x.index_select(1, self.order)
         num_rows = len(x)
         out = torch.empty(num_rows, self.shape[0])
         ops, codes = [], None
@@ -222,7 +255,9 @@ class NativeLinear:
         places = (address(self.packed), codes and codes.address, address(x), address(out), address(bias))
         return Op(LINEAR, n=(self.number, *self.shape, out.stride(0)), p=places)
 
-    def rows(self, indices_T: torch.Tensor) -> torch.Tensor:
+    def rows(self, indices_T: torch.Tensor) -> torch.Tensor | None:
+        if self.order is not None:
+            return None
         indices = indices_T.contiguous()
         out = torch.empty(len(indices), self.shape[1])
         self.pool.run([self.embed_op(out)], Step(num_rows=len(indices), tokens=address(indices)))

@@ -13,8 +13,9 @@ from time import perf_counter
 
 import torch
 
-from firstlight.ops.contract import Matrix, MatrixKind
+from firstlight.ops.contract import MatrixKind
 from firstlight.ops.cpu.layouts import BITS_PER_VALUE, GROUP, LAYOUTS, Layout, TwoLayouts, allowed
+from firstlight.ops.matrix import Matrix
 
 # The layouts cross between 8 and 32 rows: a point in between would be decided by noise.
 ROW_COUNTS = (1, 4, 8, 32, 128)
@@ -54,6 +55,7 @@ class RandomMatrix:
     def __init__(self, kind: MatrixKind) -> None:
         self.shape: tuple[int, ...] = kind.shape
         self.format = kind.format
+        self.order: torch.Tensor | None = None
 
     def dequantize(self) -> torch.Tensor:
         return torch.rand(self.shape).sub_(0.5)

@@ -25,6 +25,7 @@ from firstlight.ops.cpu.library import (
     KV_TYPES,
     LOGIT_ROWS,
     NORM,
+    QUANTIZE,
     SILU,
     TURN_AND_WRITE,
     Codes,
@@ -61,7 +62,7 @@ class NativeTape:
     """See `contract.Tape`. Buffers are for `max_rows` rows and shared by all layers.
 
     `widths`: the hidden size, and the number of captured states. `name` gives the number of a text in the
-    black box.
+    black box. `step_batch` gives the batch of the step that runs, for layers that are called.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class NativeTape:
         hidden, num_states = widths
         self.residual = torch.zeros(max_rows, hidden)
         self.states_RCH = torch.zeros(max_rows, num_states, hidden)
+        self.step_batch: Callable[[], Any] = _no_batch
         self._ops, self._shape = ops, shape
         self._keys, self._values = pool
         self._parts = [Part()]
@@ -134,6 +136,14 @@ class NativeTape:
             self.residual[:num_rows] += whole if bias is None else whole + bias
 
         self._then(collect)
+
+    def add_called(self, layer: Callable[[torch.Tensor, Any], torch.Tensor], x: Activation) -> None:
+        floats = self._floats_of(x)
+
+        def call(num_rows: int) -> None:
+            self.residual[:num_rows] += layer(floats[:num_rows], self.step_batch())
+
+        self._then(call)
 
     def logits(self, weights: Sequence[Any], x: Activation, gather: Collective | None) -> None:
         (weight,) = weights
@@ -219,12 +229,29 @@ class NativeTape:
             assert isinstance(weight, NativeLinear), "a tape takes the weights of its own backend"
             last = first + weight.shape[0]
             part = bias[first:last] if bias is not None else None
-            codes = self._codes_of(x) if weight.takes_codes else None
+            codes = self._codes_of(x) if weight.takes_codes and weight.order is None else None
             floats = None if weight.takes_codes else self._floats_of(x)
+            if weight.order is not None:
+                codes = self._ordered_codes(x, weight.order)
             op = weight.op(codes, floats, out[:, first:last], part)
             op.flags = flags | (LOGIT_ROWS if x.of_logit_rows else 0)
             self._append(op, f"product of {x.name}")
             first = last
+
+    def _ordered_codes(self, x: Activation, order: torch.Tensor) -> Codes:
+        """Codes of inputs in the order that a weight wants; between two programs, for few files need it."""
+        assert not x.of_logit_rows, "the output head has its columns in place"
+        floats, name = self._floats_of(x), f"{x.name} in another order"
+        room = self._room(name, x.width)
+
+        def put(num_rows: int) -> None:
+            torch.index_select(floats[:num_rows], 1, order, out=room[:num_rows])
+
+        self._then(put)
+        codes = self._codes.setdefault(name, Codes(self.max_rows, x.width))
+        assert codes.width == x.width, f"the width of {x.name} differs between layers"
+        self._append(Op(QUANTIZE, n=(x.width,), p=(address(room), codes.address)), "order")
+        return codes
 
     def _room(self, name: str, width: int) -> torch.Tensor:
         if name not in self._floats:
@@ -244,3 +271,7 @@ class NativeTape:
         assert codes.width == x.width, f"the width of {x.name} differs between layers"
         x.op.p[x.codes_place] = codes.address
         return codes
+
+
+def _no_batch() -> Any:
+    raise AssertionError("a layer is called, and nobody said with what")

@@ -8,6 +8,7 @@ it with the reference.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,12 @@ import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.base.errors import ResourceError, UnsupportedError
 from firstlight.ops import padded_attention
-from firstlight.ops.contract import AttentionShape, LinearOp, Matrix, MatrixKind, StepRows
+from firstlight.ops.contract import GROUPED, ROUTER, AttentionShape, LinearOp, MatrixKind, StepRows
+from firstlight.ops.grouped import GroupByGroup
+from firstlight.ops.groups import GroupedLinearOp, HeadsOp
+from firstlight.ops.heads import HeadsByBatch
 from firstlight.ops.kv_rows import name_of, refused
+from firstlight.ops.matrix import Matrix
 from firstlight.ops.outputs import pick
 
 
@@ -77,15 +82,23 @@ class CudaBackend:
         pass  # one layout: dense in the compute type
 
     def resident_bytes(self, kind: MatrixKind) -> int:
-        return kind.shape[0] * kind.shape[1] * self.key_dtype.itemsize
+        itemsize = 4 if kind.role == ROUTER else self.key_dtype.itemsize
+        return kind.shape[0] * kind.shape[1] * itemsize
 
     def layout_notes(self) -> list[str]:
         return [f"every matrix: dense {self.key_dtype}"]
 
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         # Converted on the host, so that the device never holds the float32 form.
-        dense = weight.dequantize().to(self.key_dtype).to(self.device)
+        dtype = torch.float32 if role == ROUTER else self.key_dtype
+        dense = weight.dequantize().to(dtype).to(self.device)
         return CudaLinear(dense, float_result=role == "head")
+
+    def grouped_linear(self, num_groups: int) -> GroupedLinearOp:
+        return GroupByGroup(num_groups, partial(self.linear, role=GROUPED))
+
+    def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
+        return HeadsByBatch(weights, self.key_dtype, self.device)
 
     def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
         return pick(whole, outputs_N, num_outputs)
@@ -108,6 +121,6 @@ class CudaBackend:
     def attend(
         self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
     ) -> torch.Tensor:
-        out = torch.empty_like(q_TND)
+        out = q_TND.new_empty(*q_TND.shape[:2], plan[0].shape.out_size)
         padded_attention.attend(q_TND, keys, values, plan, out)
         return out

@@ -48,10 +48,10 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
         UNSUPPORTED,
         "no EAGLE-3",
     ),
-    "latent attention": (
+    "latent attention without its sizes": (
         lambda f: config(f, architectures=["Eagle3DeepseekV2ForCausalLM"]),
-        UNSUPPORTED,
-        "latent attention",
+        FILE,
+        "kv_lora_rank is missing",
     ),
     "another vocabulary": (lambda f: config(f, vocab_size=97), FILE, "trained for another model"),
     "another width": (lambda f: config(f, hidden_size=48, head_dim=12), FILE, "48 wide and the target 64"),

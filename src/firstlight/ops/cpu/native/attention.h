@@ -4,6 +4,9 @@
 // a row has its largest score, the sum of its weights and the weighted values, and these are merged in the order of
 // the parts, whether one thread does them all or several share them. So a row's bits depend on its position and its
 // history alone, whether it comes alone, in a chunk, or in whatever batch.
+//
+// Latent attention has one row a slot for all heads, whose first values are the value too. Its "KV heads" are shares of
+// the heads that threads take.
 #pragma once
 #include "history.h"
 #include "kv.h"
@@ -76,9 +79,9 @@ static inline void attend_span(const float* q, const float* keys, const float* v
     state[0] = best;
     state[1] = state[1] * shrink + sum(total);
     int64_t i = 0;
-    for (; i + 64 <= h.padded; i += 64) add_values<8>(weights, values + i, from, to, h.padded, shrink, sums + i);
-    for (; i + 32 <= h.padded; i += 32) add_values<4>(weights, values + i, from, to, h.padded, shrink, sums + i);
-    for (; i < h.padded; i += 8) add_values<1>(weights, values + i, from, to, h.padded, shrink, sums + i);
+    for (; i + 64 <= h.value_padded; i += 64) add_values<8>(weights, values + i, from, to, h.padded, shrink, sums + i);
+    for (; i + 32 <= h.value_padded; i += 32) add_values<4>(weights, values + i, from, to, h.padded, shrink, sums + i);
+    for (; i < h.value_padded; i += 8) add_values<1>(weights, values + i, from, to, h.padded, shrink, sums + i);
 }
 
 // Where the work of one block of rows and one KV head lies: `states` and `sums` are of a part, or of all.
@@ -95,8 +98,8 @@ static inline Work work_of(const Op& op, const Context& c, const Rows& rows, int
     w.kv_head = kv_head;
     int64_t padded = w.h.padded, lines = ATTENTION_ROWS * w.group;
     w.keys = (float*)c.worker->scratch;
-    w.values = w.keys + SPAN * padded;
-    w.queries = w.values + SPAN * padded;
+    w.queries = w.keys + 2 * SPAN * padded;
+    w.values = w.h.is_latent ? w.keys : w.keys + SPAN * padded;
     w.sums = w.queries + lines * padded;
     w.all_sums = w.sums + lines * padded;
     w.states = w.all_sums + lines * padded;
@@ -187,16 +190,16 @@ static inline void add_part(const Work& w, int64_t count, const float* states, c
 
 static inline void put_attended(const Op& op, const Rows& rows, const Work& w) {
     const Heads& h = w.h;
-    int64_t width = h.num_heads * h.size, first = w.kv_head * w.group * h.size;
+    int64_t size = h.value_size, width = h.num_heads * size, first = w.kv_head * w.group * size;
     for (int64_t r = 0; r < rows.count; r++) {
         float* out = op.p[3] ? (float*)op.p[3] + (rows.first_row + r) * width + first : w.joined;
         for (int64_t n = 0; n < w.group; n++) {
             int64_t at = r * w.group + n;
             float inverse = 1.0f / w.all_states[2 * at + 1];
-            for (int64_t i = 0; i < h.size; i++) out[n * h.size + i] = w.all_sums[at * h.padded + i] * inverse;
+            for (int64_t i = 0; i < size; i++) out[n * size + i] = w.all_sums[at * h.padded + i] * inverse;
         }
         if (op.p[4])
-            quantize_range(out, first, w.group * h.size, rows.first_row + r, width, *(const Quantized*)op.p[4]);
+            quantize_range(out, first, w.group * size, rows.first_row + r, width, *(const Quantized*)op.p[4]);
     }
 }
 

@@ -4,18 +4,26 @@
 // inputs one after the other, each with its codes and 8 scales. Codes come in quads: for each output those of 4
 // neighbouring inputs. 4 bits: inputs i and i + 16 share a byte. Nested formats: 8 groups make a block, which begins
 // with the 8 scales (and 8 scales of the minima) that its groups' whole numbers are multiplied with; Q6 has a scale for
-// each 16 inputs, and its two upper bits lie in quads of their own, four inputs 4 apart to a byte.
+// each 16 inputs, and its two upper bits lie in quads of their own, four inputs 4 apart to a byte. Scaled formats: small
+// floats as in a plain format, in groups that end with a float32 scale for each output; of 4 bits, two inputs share a
+// byte.
 #pragma once
 #include "program.h"
 #include "simd.h"
 
-constexpr bool is_nested(int32_t format) { return format >= Q4_NESTED; }
-constexpr bool is_coded(int32_t format) { return format <= Q8 || is_nested(format); }
+constexpr bool is_nested(int32_t format) { return format == Q4_NESTED || format == Q6_NESTED; }
+constexpr bool is_coded(int32_t format) { return format <= Q8 || is_nested(format) || format == Q4_ZERO; }
+constexpr bool is_scaled(int32_t format) { return format == FLOAT8 || format == FLOAT4; }
+constexpr bool has_minimum(int32_t format) { return format == Q4_MIN || format == Q4_NESTED || format == Q4_ZERO; }
+
+constexpr int64_t scaled_inputs(int32_t format) { return format == FLOAT8 ? 32 : 16; }
+constexpr int64_t scales_at(int32_t format) { return scaled_inputs(format) * (format == FLOAT8 ? TILE : TILE / 2); }
+constexpr int64_t scaled_bytes(int32_t format) { return scales_at(format) + 4 * TILE; }
 
 constexpr int64_t code_bytes(int32_t format) { return format == Q8 ? 256 : format == Q6_NESTED ? 192 : 128; }
 
 constexpr int64_t group_bytes(int32_t format) {
-    return code_bytes(format) + (format == Q4_MIN ? 32 : 16);
+    return code_bytes(format) + (format == Q4_MIN || format == Q4_ZERO ? 32 : 16);
 }
 
 constexpr int64_t GROUPS_OF_BLOCK = 8;
@@ -30,6 +38,7 @@ static inline int64_t head_at(int32_t format, int64_t group) { return group / GR
 static inline int64_t tile_bytes_of(int32_t format, int64_t num_inputs) {
     if (is_nested(format)) return num_inputs / (GROUP * GROUPS_OF_BLOCK) * block_bytes(format);
     if (is_coded(format)) return num_inputs / GROUP * group_bytes(format);
+    if (is_scaled(format)) return num_inputs / scaled_inputs(format) * scaled_bytes(format);
     return num_inputs * TILE * (format == FLOAT32 ? 4 : 2);
 }
 
@@ -42,6 +51,7 @@ static inline Scales scales_of(int32_t format, const uint8_t* group, const uint8
     const uint8_t* behind = group + code_bytes(format);
     if (!is_nested(format)) {
         f8 scale = load_half(behind);
+        if (format == Q4_ZERO) return {scale, scale, -(scale * load_half(behind + 16))};
         return {scale, scale, format == Q4_MIN ? load_half(behind + 16) : f8{}};
     }
     f8 scale = load_half(head);
@@ -68,6 +78,32 @@ static inline int code_of(int32_t format, const uint8_t* group, int64_t i, int64
     return format == Q4 ? code - 8 : code;
 }
 
+// The small floats of two neighbouring inputs of a group, 1 / `scaled_unit` of what they stand for.
+constexpr float scaled_unit(int32_t format) { return format == FLOAT8 ? FLOAT8_UNIT : 1.0f; }
+template <int32_t FORMAT>
+static inline void two_inputs(const uint8_t* group, int64_t input, f8* weights) {
+    if constexpr (FORMAT == FLOAT8) {
+        weights[0] = load_float8(group + input * TILE);
+        weights[1] = load_float8(group + (input + 1) * TILE);
+    } else {
+        load_float4(group + input / 2 * TILE, weights);
+    }
+}
+
+template <int32_t FORMAT>
+static inline void scaled_values(const uint8_t* tile, int64_t num_inputs, int64_t lane, float* out) {
+    constexpr int64_t SIZE = scaled_inputs(FORMAT);
+    for (int64_t at = 0; at < num_inputs; at += SIZE, tile += scaled_bytes(FORMAT)) {
+        float scale = load((const float*)(tile + scales_at(FORMAT)))[lane] * scaled_unit(FORMAT);
+        for (int64_t i = 0; i < SIZE; i += 2) {
+            f8 weights[2];
+            two_inputs<FORMAT>(tile, i, weights);
+            out[at + i] = weights[0][lane] * scale;
+            out[at + i + 1] = weights[1][lane] * scale;
+        }
+    }
+}
+
 // One tile of a coded format out of a file's rows, whose groups begin with their scales. Sizes: of a row and of a group
 // in the file, and of a group's scales. Both keep codes and scales in one order; only outputs come to lie side by side.
 static inline void pack_tile(const uint8_t* from, int64_t outputs, int64_t row_bytes, int64_t group_bytes,
@@ -85,6 +121,8 @@ static inline void pack_tile(const uint8_t* from, int64_t outputs, int64_t row_b
 static inline void output_values(int32_t format, const uint8_t* weights, int64_t num_inputs, int64_t output, float* out) {
     const uint8_t* tile = weights + output / TILE * tile_bytes_of(format, num_inputs);
     int64_t lane = output % TILE;
+    if (format == FLOAT8) return scaled_values<FLOAT8>(tile, num_inputs, lane, out);
+    if (format == FLOAT4) return scaled_values<FLOAT4>(tile, num_inputs, lane, out);
     if (!is_coded(format)) {
         for (int64_t i = 0; i < num_inputs; i++) out[i] = plain_value(format, tile, i * TILE + lane);
         return;
@@ -95,7 +133,7 @@ static inline void output_values(int32_t format, const uint8_t* weights, int64_t
         float first = scales.first[lane], last = scales.last[lane], minimum = scales.minimum[lane];
         for (int64_t i = 0; i < GROUP; i++) {
             float value = (float)code_of(format, group, i, lane) * (i < 16 ? first : last);
-            out[g * GROUP + i] = format == Q4_MIN || format == Q4_NESTED ? value + minimum : value;
+            out[g * GROUP + i] = has_minimum(format) ? value + minimum : value;
         }
     }
 }

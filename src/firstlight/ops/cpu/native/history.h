@@ -10,10 +10,14 @@
 struct Heads {
     int64_t num_heads, num_kv_heads, size, padded, row_stride, window;
     float scale;
+    int64_t value_size, value_padded;
+    bool is_latent;
 };
 
 static inline Heads heads_of(const Op& op) {
-    return {op.n[0], op.n[1], op.n[2], (op.n[2] + 7) / 8 * 8, op.n[3], op.n[4], op.f[0]};
+    int64_t value_size = op.n[6] ? op.n[6] : op.n[2];
+    return {op.n[0], op.n[1], op.n[2],    (op.n[2] + 7) / 8 * 8,    op.n[3],
+            op.n[4], op.f[0], value_size, (value_size + 7) / 8 * 8, op.n[6] != 0};
 }
 
 // Places of a row's positions from its tree's root on; null for a row of no tree.
@@ -34,6 +38,29 @@ struct Stretch {
     const int64_t* branch;
 };
 
+// Latents of a stretch as padded floats: keys, and values as their beginnings.
+template <typename Row, bool OF_BRANCH>
+static inline void read_latents(const Context& c, const Heads& h, const Op& op, const Stretch& at, float* keys) {
+    const Step& s = *c.step;
+    const int64_t* pages = s.pages + at.sequence * s.table_width;
+    constexpr int64_t EACH = Row::VALUE_BYTES;
+    for (int64_t position = at.first; position < at.end; position++) {
+        int64_t place = OF_BRANCH ? at.branch[position - at.root] : position;
+        int64_t slot = pages[place / s.page_size] * s.page_size + place % s.page_size;
+        const uint8_t* latent = (const uint8_t*)op.p[1] + slot * (h.size * EACH + Row::TAIL_BYTES);
+        Row row(latent, h.size);
+        float* to = keys + (position % SPAN) * h.padded;
+        int64_t i = 0;
+        for (; i + 8 <= h.size; i += 8) store(to + i, row.values(latent + i * EACH));
+        if (i < h.size) {
+            uint8_t last[8 * EACH] = {};
+            memcpy(last, latent + i * EACH, (size_t)((h.size - i) * EACH));
+            store(to + i, row.values(last));
+        }
+        row.finish(to);
+    }
+}
+
 // Keys and values of a stretch as padded floats.
 template <typename Row, bool OF_BRANCH>
 static inline void read_rows(const Context& c, const Heads& h, const Op& op, const Stretch& at, float* keys,
@@ -43,6 +70,7 @@ static inline void read_rows(const Context& c, const Heads& h, const Op& op, con
     int64_t kv_head = at.kv_head;
     constexpr int64_t EACH = Row::VALUE_BYTES;
     int64_t row_bytes = h.size * EACH + Row::TAIL_BYTES;
+    if (h.is_latent) return read_latents<Row, OF_BRANCH>(c, h, op, at, keys);
     for (int64_t position = at.first; position < at.end; position++) {
         int64_t place = OF_BRANCH ? at.branch[position - at.root] : position;
         int64_t slot = pages[place / s.page_size] * s.page_size + place % s.page_size;

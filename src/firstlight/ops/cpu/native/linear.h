@@ -48,6 +48,8 @@ static void rows_of_tiles(const Product& product, int64_t tile, int64_t apart, i
         int64_t groups = num_inputs / GROUP;
         const Group* activations = ((const Quantized*)op.p[1])->groups + row * groups;
         multiply_codes<FORMAT, R, T>(weights, apart * tile_bytes, groups, activations, sums);
+    } else if constexpr (is_scaled(FORMAT)) {
+        multiply_scaled<FORMAT, R>(weights, num_inputs, (const float*)op.p[2] + row * num_inputs, sums);
     } else {
         multiply_plain<FORMAT, R>(weights, num_inputs, (const float*)op.p[2] + row * num_inputs, sums);
     }
@@ -60,7 +62,7 @@ static void all_rows_of_tiles(const Product& product, int64_t tile, int64_t apar
     // The last tile of an odd number is rare: no code of its own for many rows. More than usual are for a lone row.
     constexpr bool is_main = T == tiles_at_once(FORMAT), is_lone = T > tiles_at_once(FORMAT);
     constexpr int FEW = MAX_ROWS < 2 || is_lone ? 1 : 2;
-    constexpr int MOST = is_main && is_coded(FORMAT) ? MAX_ROWS : FEW;
+    constexpr int MOST = is_main && (is_coded(FORMAT) || is_scaled(FORMAT)) ? MAX_ROWS : FEW;
     for (; row + MOST <= end_row; row += MOST) rows_of_tiles<FORMAT, MOST, T>(product, tile, apart, row);
     if constexpr (MOST > 4)
         for (; row + 4 <= end_row; row += 4) rows_of_tiles<FORMAT, 4, T>(product, tile, apart, row);
@@ -109,6 +111,9 @@ static void multiply_any(const Product& product, int64_t first, int64_t end) {
         case FLOAT16: return multiply<FLOAT16>(product, first, end);
         case Q4_NESTED: return multiply<Q4_NESTED>(product, first, end);
         case Q6_NESTED: return multiply<Q6_NESTED>(product, first, end);
+        case Q4_ZERO: return multiply<Q4_ZERO>(product, first, end);
+        case FLOAT8: return multiply<FLOAT8>(product, first, end);
+        case FLOAT4: return multiply<FLOAT4>(product, first, end);
         default: return multiply<BFLOAT16>(product, first, end);
     }
 }

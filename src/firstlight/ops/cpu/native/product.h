@@ -34,7 +34,7 @@ static inline f8 add_group(const uint8_t* p, const Scales& scales, const Group& 
     f8 dot = fma8(to_float(column), all(FORMAT == Q8 ? a.outlier : a.small_outlier), to_float(dot_of_codes));
     if constexpr (raised_by<FORMAT>() != 0.0f) dot = fma8(all(-raised_by<FORMAT>()), all(a.sum), dot);
     sums = fma8(dot, scales.first * a.scale, sums);
-    if constexpr (FORMAT == Q4_MIN || FORMAT == Q4_NESTED) sums = fma8(scales.minimum, all(a.scaled_sum), sums);
+    if constexpr (has_minimum(FORMAT)) sums = fma8(scales.minimum, all(a.scaled_sum), sums);
     return sums;
 }
 
@@ -113,4 +113,26 @@ static inline void multiply_plain(const uint8_t* tile, int64_t num_inputs, const
         for (int r = 0; r < R; r++) sums[r][i & 3] = fma8(weights, all(x[r * num_inputs + i]), sums[r][i & 3]);
     }
     for (int r = 0; r < R; r++) out[r][0] = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
+}
+
+// Small floats in groups with scales, and float activations: a group's two chains of sums are joined and scaled.
+template <int32_t FORMAT, int R>
+static inline void multiply_scaled(const uint8_t* tile, int64_t num_inputs, const float* x, f8 (*out)[1]) {
+    constexpr int64_t SIZE = scaled_inputs(FORMAT);
+    f8 sums[R];
+    for (int r = 0; r < R; r++) sums[r] = f8{};
+    for (int64_t at = 0; at < num_inputs; at += SIZE, tile += scaled_bytes(FORMAT)) {
+        f8 parts[R][2];
+        for (int r = 0; r < R; r++) parts[r][0] = parts[r][1] = f8{};
+        for (int64_t i = 0; i < SIZE; i += 2) {
+            f8 weights[2];
+            two_inputs<FORMAT>(tile, i, weights);
+            for (int r = 0; r < R; r++)
+                for (int k = 0; k < 2; k++)
+                    parts[r][k] = fma8(weights[k], all(x[r * num_inputs + at + i + k]), parts[r][k]);
+        }
+        f8 scale = load((const float*)(tile + scales_at(FORMAT))) * scaled_unit(FORMAT);
+        for (int r = 0; r < R; r++) sums[r] = fma8(parts[r][0] + parts[r][1], scale, sums[r]);
+    }
+    for (int r = 0; r < R; r++) out[r][0] = sums[r];
 }

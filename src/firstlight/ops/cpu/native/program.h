@@ -33,7 +33,10 @@ enum Format : int32_t {
     FLOAT16 = 4,
     BFLOAT16 = 5,
     Q4_NESTED = 6,  // Q4_K
-    Q6_NESTED = 7   // Q6_K
+    Q6_NESTED = 7,  // Q6_K
+    Q4_ZERO = 8,    // INT4_ZERO
+    FLOAT8 = 9,     // FP8: e4m3
+    FLOAT4 = 10     // FP4: e2m1
 };
 
 // How the pages hold keys and values; see `kv.h`.

@@ -149,6 +149,41 @@ static inline f8 load_bfloat(const void* p) {
 #endif
 }
 
+// 8 floats of 8 bits (e4m3): as float16 they are 256 times smaller. The two NaNs are not known here.
+constexpr float FLOAT8_UNIT = 256.0f;
+static inline f8 load_float8(const uint8_t* p) {
+#if defined(__AVX2__) && defined(__F16C__)
+    __m128i words = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)p));
+    __m128i sign = _mm_slli_epi16(_mm_and_si128(words, _mm_set1_epi16(0x80)), 8);
+    __m128i rest = _mm_slli_epi16(_mm_and_si128(words, _mm_set1_epi16(0x7f)), 7);
+    return (f8)_mm256_cvtph_ps(_mm_or_si128(sign, rest));
+#else
+    f8 v;
+    for (int k = 0; k < 8; k++) v[k] = half_to_float((uint16_t)((p[k] & 0x80) << 8 | (p[k] & 0x7f) << 7));
+    return v;
+#endif
+}
+
+// 8 pairs of floats of 4 bits (e2m1), the first of each in the low half of its byte.
+static inline void load_float4(const uint8_t* p, f8* pairs) {
+    constexpr float SIZES[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+#if defined(__AVX2__)
+    __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+    for (int k = 0; k < 2; k++) {
+        __m256i codes = k ? _mm256_srli_epi32(bytes, 4) : bytes;
+        f8 sizes = (f8)_mm256_permutevar8x32_ps((__m256)load(SIZES), codes);
+        __m256i signs = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(8)), 28);
+        pairs[k] = (f8)_mm256_xor_ps((__m256)sizes, _mm256_castsi256_ps(signs));
+    }
+#else
+    for (int lane = 0; lane < 8; lane++)
+        for (int k = 0; k < 2; k++) {
+            int code = k ? p[lane] >> 4 : p[lane] & 15;
+            pairs[k][lane] = code & 8 ? -SIZES[code & 7] : SIZES[code & 7];
+        }
+#endif
+}
+
 static inline uint16_t float_to_bfloat(float value) {
     uint32_t word;
     memcpy(&word, &value, 4);

@@ -1,0 +1,113 @@
+"""`firstlight make-model`: a model of random weights in the shape of a large one.
+
+Registered by `cli.main`. Invariant: the folder appears whole or not at all, and is served like any other.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from firstlight.base.errors import UsageError
+from firstlight.base.resolve import parse_size
+from firstlight.cli.options import Debug
+
+if TYPE_CHECKING:
+    from firstlight.facts.description import ModelDescription
+
+DTYPES = {"bf16": ("bfloat16", 2), "f32": ("float32", 4)}
+VOCAB_SIZE = 4096  # where no tokenizer says
+# Beside the weights: whatever of these the other model has.
+TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "tiktoken.model",
+)
+
+
+@dataclass
+class MakeModelOptions:
+    """What `make-model` takes."""
+
+    like: Annotated[
+        str,
+        typer.Argument(metavar="kimi-k2.5", help="The model whose architecture, names and nesting it has."),
+    ]
+    target: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to make; it must not exist.")]
+    size: Annotated[str, typer.Option(help="Bytes of weights, at most, such as 20M or 2G.")] = "20M"
+    layers: Annotated[int, typer.Option(min=2, help="Layers; the first one is dense.")] = 4
+    experts: Annotated[int, typer.Option(min=2, help="Routed experts of each other layer.")] = 16
+    dtype: Annotated[str, typer.Option(metavar="bf16|f32", help="Type of the weights.")] = "bf16"
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A model whose tokenizer and chat template it gets.")
+    ] = None
+    seed: Annotated[int, typer.Option(help="The weights are drawn from it.")] = 0
+    debug: Debug = False
+
+
+def make_model(options: MakeModelOptions) -> None:
+    """Make a model of random weights in the shape of a large one, to try what the large one needs.
+
+    Tensor names, nesting and configuration are those of the published model.
+
+    Examples:
+      firstlight make-model kimi-k2.5 tiny --tokenizer smollm2
+      firstlight make-model kimi-k2.5 big --size 2G --layers 8 --experts 32
+    """
+    if options.like != "kimi-k2.5":
+        raise UsageError(f"There is no shape {options.like!r}.", "Use kimi-k2.5.")
+    if options.dtype not in DTYPES:
+        raise UsageError(f"The dtype {options.dtype!r} is unknown.", f"Choose one of: {', '.join(DTYPES)}.")
+    if options.target.exists():
+        raise UsageError(f"{options.target} exists already.", "Give a new folder, or remove this one first.")
+    try:
+        num_bytes = parse_size(options.size)
+    except ValueError as error:
+        raise UsageError(f"--size: {error}.", "Write it like 20M or 2G.") from error
+
+    import torch
+
+    from firstlight.facts.memory import format_bytes
+    from firstlight.models.random_model import Unpacked, write_random_model
+    from firstlight.models.small_kimi import WRAPPER, kimi_of_size, num_values
+
+    name, value_bytes = DTYPES[options.dtype]
+    description = kimi_of_size(num_bytes, value_bytes, _smallest(options))
+    partial = options.target.with_name(f".{options.target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    write_random_model(
+        partial, description, Unpacked(getattr(torch, name)), seed=options.seed, wrapper=WRAPPER
+    )
+    for file in TEXT_FILES:
+        if options.tokenizer is not None and (options.tokenizer / file).exists():
+            shutil.copy(options.tokenizer / file, partial / file)
+    partial.rename(options.target)
+    total_bytes = num_values(description) * value_bytes
+    print(f"{options.target}: hidden size {description.hidden_size}, {format_bytes(total_bytes)}")
+    if options.tokenizer is None:
+        print("  without a tokenizer: give one with --tokenizer to serve it")
+
+
+def _smallest(options: MakeModelOptions) -> ModelDescription:
+    """The narrowest model with these layers and experts, and the vocabulary of the tokenizer."""
+    from msgspec.structs import replace
+
+    from firstlight.models.small_kimi import SMALLEST_HIDDEN, kimi_of_hidden
+    from firstlight.text.model import TextModel
+
+    text = None if options.tokenizer is None else TextModel.load(options.tokenizer)
+    ends = () if text is None or text.eos_token_id is None else (text.eos_token_id,)
+    description = kimi_of_hidden(
+        SMALLEST_HIDDEN,
+        vocab_size=VOCAB_SIZE if text is None else text.vocab_size,
+        num_layers=options.layers,
+        num_experts=options.experts,
+        end_ids=ends,
+    )
+    return replace(description, bos_token_id=None if text is None else text.bos_token_id)

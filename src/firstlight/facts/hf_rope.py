@@ -1,0 +1,88 @@
+"""The rope section of a config.json, in its old and its new spelling, to `RopeScaling`.
+
+Called by `hf_config`. Invariant: a kind of scaling that this version cannot follow is an error that names it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from firstlight.base.errors import ModelFileError, UnsupportedError
+from firstlight.facts.description import RopeScaling
+from firstlight.facts.fields import Fields
+from firstlight.facts.remedies import CHECK_CONFIG, OTHER_MODEL
+
+
+def rope_fields(fields: Fields) -> Fields:
+    """The rope section: `rope_parameters` (new), or `rope_scaling` (old); empty when neither is there."""
+    name = "rope_parameters" if fields.values.get("rope_parameters") is not None else "rope_scaling"
+    section = fields.mapping(name)
+    if any(isinstance(value, Mapping) for value in section.values()):
+        raise UnsupportedError(
+            f"{fields.where}: {name} that differ from layer to layer are not supported.", OTHER_MODEL
+        )
+    return Fields(section, f"{fields.where}: {name}")
+
+
+def rope_scaling(rope: Fields, fields: Fields) -> RopeScaling:
+    """The scaling that a rope section asks for. `fields`: the whole configuration."""
+    kind = rope.string("rope_type", rope.string("type", "default"))
+    if kind in ("default", "none"):
+        return RopeScaling()
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=rope.number("factor"))
+    if kind == "llama3":
+        return _llama3(rope, fields)
+    if kind == "yarn":
+        return _yarn(rope, fields)
+    raise UnsupportedError(
+        f"{rope.where}: rope_type {kind!r} is not supported.", "Supported: default, linear, llama3, yarn."
+    )
+
+
+def yarn_score_factor(rope: Fields, scaling: RopeScaling) -> float:
+    """What latent attention multiplies its scores with, beside head_size ** -0.5 (mscale_all_dim)."""
+    all_dim = rope.number("mscale_all_dim", 0.0, above=-1.0)
+    return _mscale(scaling.factor, all_dim) ** 2 if scaling.kind == "yarn" and all_dim else 1.0
+
+
+def _llama3(rope: Fields, fields: Fields) -> RopeScaling:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        raise ModelFileError(
+            f"{rope.where}: high_freq_factor ({high}) must be above low ({low}).", CHECK_CONFIG
+        )
+    return RopeScaling(
+        kind="llama3",
+        factor=rope.number("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position=_original_positions(rope, fields),
+    )
+
+
+def _yarn(rope: Fields, fields: Fields) -> RopeScaling:
+    original = _original_positions(rope, fields)
+    factor = rope.number("factor", fields.integer("max_position_embeddings") / original)
+    mscale, all_dim = (rope.number(name, 0.0, above=-1.0) for name in ("mscale", "mscale_all_dim"))
+    turn_factor = _mscale(factor, 1.0)
+    if mscale and all_dim:
+        turn_factor = _mscale(factor, mscale) / _mscale(factor, all_dim)
+    return RopeScaling(
+        kind="yarn",
+        factor=factor,
+        original_max_position=original,
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        truncate=rope.boolean("truncate", True),
+        turn_factor=rope.number("attention_factor", turn_factor),
+    )
+
+
+def _original_positions(rope: Fields, fields: Fields) -> int:
+    return rope.integer("original_max_position_embeddings", fields.integer("max_position_embeddings"))
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0

@@ -1,0 +1,171 @@
+"""What planning knows of a model: its description, its tensors in groups, and where both come from.
+
+Made by `open_outline` for `firstlight plan`, from headers where there are files, from the configuration by
+rules where there are none, and from descriptions that come with firstlight. No weight is read. Invariant: a
+tensor that is no part of the language model is in no group, and `notes` say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from firstlight.base.errors import ModelFileError, UsageError
+from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.declared import declared_rows
+from firstlight.facts.description import ModelDescription
+from firstlight.facts.fields import read_json_object
+from firstlight.facts.hf_checkpoint import find_shards
+from firstlight.facts.hf_config import WRAPPERS, describe_hf
+from firstlight.facts.memory import format_bytes
+from firstlight.facts.names import is_behind_last_layer, is_ignorable, text_name
+from firstlight.facts.safetensors_header import read_safetensors_header
+from firstlight.facts.tensor_groups import HeaderRow, NamedTensor, TensorGroup, group_rows, group_tensors
+from firstlight.facts.weight_schemes import read_scheme
+
+_FOLDER = "built_in"
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A model for planning. `num_files` is 0 where no file was read."""
+
+    name: str
+    description: ModelDescription
+    groups: tuple[TensorGroup, ...]
+    num_files: int
+    notes: tuple[str, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all tensors of the language model."""
+        return sum(group.total_bytes for group in self.groups)
+
+    @property
+    def num_tensors(self) -> int:
+        """Of the language model."""
+        return sum(group.num for group in self.groups)
+
+
+class BuiltIn(msgspec.Struct, frozen=True):
+    """A description that comes with firstlight: config.json, and what the headers of its files say."""
+
+    title: str
+    num_files: int
+    config: dict[str, Any]
+    headers: tuple[HeaderRow, ...]
+
+
+def built_in_names() -> list[str]:
+    """The models that can be planned by name."""
+    folder = resources.files("firstlight.facts") / _FOLDER
+    return sorted(
+        entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")
+    )
+
+
+def read_built_in(name: str) -> BuiltIn:
+    """One of `built_in_names`."""
+    file = resources.files("firstlight.facts") / _FOLDER / f"{name}.json"
+    return msgspec.json.decode(file.read_bytes(), type=BuiltIn)
+
+
+def open_outline(model: str) -> Outline:
+    """The outline of a built-in model, a folder, or a GGUF file.
+
+    A folder needs a config.json; of its safetensors files only headers are read, and where they are not there
+    sizes follow from the configuration. Raises `FirstlightError`s that say what to do.
+    """
+    path = Path(model).expanduser()
+    if model in built_in_names() and not path.exists():
+        return _built_in(model)
+    if not path.exists():
+        raise UsageError(
+            f"{model!r} is neither a file, nor a folder, nor a model that firstlight knows by name.",
+            f"Known by name: {', '.join(built_in_names())}. For a model of the hub, config.json is enough: "
+            "hf download ORG/NAME config.json --local-dir FOLDER",
+        )
+    if path.is_dir() and (path / "config.json").is_file():
+        return _folder(path)
+    checkpoint = open_checkpoint(path)  # a GGUF file, or the error for what is neither
+    tied = checkpoint.description.tie_embeddings
+    tensors = [
+        NamedTensor(facts.name, facts.format, facts.shape, facts.nbytes)
+        for facts in checkpoint.tensors.values()
+        if not is_ignorable(facts.name, tied)
+    ]
+    files = {facts.path for facts in checkpoint.tensors.values()}
+    return Outline(
+        str(path), checkpoint.description, tuple(group_tensors(tensors)), len(files), checkpoint.notes
+    )
+
+
+def _built_in(name: str) -> Outline:
+    found = read_built_in(name)
+    description = describe(found.config, name)
+    rows, skipped = [], []
+    for row in found.headers:
+        named = text_name(row.name)
+        if named is None:
+            skipped.append(row)
+        else:
+            rows.append(HeaderRow(named, row.dtype, row.shape))
+    notes = [f"{found.title}: from a description of its headers that comes with firstlight"]
+    if skipped:
+        notes.append(_skipped(sum(row.num for row in skipped), sum(row.num * row.nbytes for row in skipped)))
+    return Outline(name, description, tuple(group_rows(rows)), found.num_files, tuple(notes))
+
+
+def _folder(path: Path) -> Outline:
+    where = str(path / "config.json")
+    config = read_json_object(path / "config.json")
+    description = describe(config, where)
+    if not _has_weights(path):
+        rows = declared_rows(description, read_scheme(config, where))
+        note = "no safetensors files here: names and sizes of tensors follow from config.json"
+        return Outline(str(path), description, tuple(group_rows(rows)), 0, (note,))
+    is_wrapped = config.get("model_type") in WRAPPERS
+    shards = find_shards(path)
+    skipped: list[int] = []
+    entries = _entries(shards, description, skipped, is_wrapped=is_wrapped)
+    groups = tuple(group_tensors(entries))
+    notes = (_skipped(len(skipped), sum(skipped)),) if skipped else ()
+    if not groups:
+        raise ModelFileError(f"{path}: its safetensors files hold no tensor.", "Download the model again.")
+    return Outline(str(path), description, groups, len(shards), notes)
+
+
+def _entries(
+    shards: Iterable[Path], description: ModelDescription, skipped: list[int], *, is_wrapped: bool
+) -> Iterator[NamedTensor]:
+    """Tensors of the language model; bytes of all others go to `skipped`."""
+    for shard in shards:
+        for entry in read_safetensors_header(shard).values():
+            name = text_name(entry.name) if is_wrapped else entry.name
+            if name is None or is_behind_last_layer(name, description.num_layers):
+                skipped.append(entry.nbytes)
+            elif not is_ignorable(name, description.tie_embeddings):
+                yield NamedTensor(name, entry.dtype, entry.shape, entry.nbytes)
+
+
+def describe(config: Mapping[str, Any], where: str) -> ModelDescription:
+    """How weights are packed is in the headers, and changes nothing of the description."""
+    plain = {name: value for name, value in config.items() if name != "quantization_config"}
+    text = plain.get("text_config")
+    if isinstance(text, Mapping):
+        plain["text_config"] = {name: value for name, value in text.items() if name != "quantization_config"}
+    return describe_hf(plain, {}, where)
+
+
+def _has_weights(path: Path) -> bool:
+    """Whether there are shards; an index alone has no shapes."""
+    return any(path.glob("*.safetensors"))
+
+
+def _skipped(num: int, nbytes: int) -> str:
+    return f"{num} tensors ({format_bytes(nbytes)}) are no part of the language model and are not loaded"

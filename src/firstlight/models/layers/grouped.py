@@ -1,0 +1,65 @@
+"""Grouped linear layers: a weight for each group of rows, from declared tensors to one resident operator.
+
+Used by `moe`. Parts of one group are stacked along its outputs, as in `linear`. Invariant: a group is laid
+out, and its raw blocks dropped, as soon as its last part has arrived.
+
+Shapes: R rows, G groups, O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from firstlight.base.errors import UnsupportedError
+from firstlight.facts.checkpoint import Checkpoint
+from firstlight.loading.plan import Wanted
+from firstlight.models.declare import Declaration
+from firstlight.models.layers.linear import StoredMatrix, stack
+from firstlight.ops.contract import GROUPED, MatrixKind
+from firstlight.quant.weight import Weight
+
+
+class GroupedLinear:
+    """`groups[g]`: the tensors that make up the weight of group g."""
+
+    def __init__(self, declare: Declaration, groups: Sequence[Sequence[Wanted]]) -> None:
+        self._groups = groups
+        self._op = declare.ops.grouped_linear(len(groups))
+        self._arrived: dict[int, dict[str, Weight]] = {}
+        self._format: str | None = None
+        declare.will_lay_out(self._kinds)
+        for group, parts in enumerate(groups):
+            for part in parts:
+                declare.want(part, partial(self._take, group, part))
+
+    def __call__(self, x_RI: torch.Tensor, starts_G1: torch.Tensor) -> torch.Tensor:
+        """See `contract.GroupedLinearOp`."""
+        return self._op(x_RI, starts_G1)
+
+    def _kinds(self, checkpoint: Checkpoint) -> list[MatrixKind]:
+        kinds = []
+        for parts in self._groups:
+            facts = checkpoint.tensors.get(parts[0].name)
+            if facts is None:
+                return []  # the reader will say which tensor is missing
+            outputs = sum(part.slice_shape[0] for part in parts)
+            kinds.append(MatrixKind(GROUPED, facts.format, (outputs, parts[0].slice_shape[1])))
+        return kinds
+
+    def _take(self, group: int, part: Wanted, weight: Weight) -> None:
+        self._format = self._format or weight.format
+        if weight.format != self._format:
+            raise UnsupportedError(
+                f"the tensor {part.name} has the format {weight.format}, and other experts of its layer have "
+                f"{self._format}.",
+                "Use a checkpoint whose experts all have one format.",
+            )
+        arrived = self._arrived.setdefault(group, {})
+        arrived[part.name] = weight
+        if len(arrived) == len(self._groups[group]):
+            del self._arrived[group]
+            whole = stack([arrived[wanted.name] for wanted in self._groups[group]])
+            self._op.put(group, StoredMatrix(whole))

@@ -1,0 +1,107 @@
+"""Multi-head latent attention (MLA) of one layer: keys and values of all heads come from one latent a token.
+
+The pool holds the latent (normed) and the rotary key (turned) of each token, as one row for all heads, on
+every rank. In the absorbed form a head's query is brought into the space of latents, and what it attends to
+comes back from there: q·(W_K c) = (W_K^T q)·c. So nothing is expanded, however long the history is, and a
+row's bits do not depend on the rest of the step. In the plain form keys and values of each head are made of
+the latents, which is less work where whole prompts are computed; it runs on operators that promise no bits.
+
+Heads are shared out over the ranks. Shapes: T tokens, H hidden, N heads of this rank, L latent, R rotary
+values of a head, U values of a head that do not turn, D = U + R, V values of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from firstlight.facts.description import ModelDescription
+from firstlight.loading.plan import Wanted, split_evenly
+from firstlight.models.batch import ForwardBatch, OwnRows
+from firstlight.models.declare import Declaration
+from firstlight.models.layers.expanding import Expanding
+from firstlight.models.layers.linear import Linear, Part, Vector
+from firstlight.ops.contract import Tape
+from firstlight.ops.kv_rows import pack
+
+# Of the norms on the two latents: what the publishers' own code has, whatever rms_norm_eps says.
+LATENT_EPS = 1e-6
+
+
+class LatentAttention:
+    """See the module."""
+
+    def __init__(self, declare: Declaration, description: ModelDescription, prefix: str, layer: int) -> None:
+        sizes = description.latent
+        assert sizes is not None, "latent attention in a model without it"
+        self._ops, self._group, self._layer = declare.ops, declare.group, layer
+        self._name = f"layers.{layer}.attention"
+        self._sizes, self._head_size = sizes, description.head_size
+        heads, hidden = description.num_heads, description.hidden_size
+        share = split_evenly(heads, 1, declare.group.rank, declare.group.size)
+        self._num_heads = share[1] - share[0]
+
+        def of_heads(name: str, size: int, inputs: int) -> Part:
+            """This rank's heads of a matrix with `size` outputs for each."""
+            bounds = (share[0] * size, share[1] * size)
+            return Part(Wanted.row_slice(f"{prefix}.{name}.weight", (heads * size, inputs), *bounds))
+
+        rank = sizes.query_rank
+        shape = (sizes.latent_size + sizes.rope_size, hidden)
+        latents = Part(Wanted.whole(f"{prefix}.kv_a_proj_with_mqa.weight", shape))
+        if rank is None:
+            self._inputs = Linear(declare, [of_heads("q_proj", self._head_size, hidden), latents])
+        else:
+            narrow = Part(Wanted.whole(f"{prefix}.q_a_proj.weight", (rank, hidden)))
+            self._inputs = Linear(declare, [narrow, latents])
+            self._query_norm = Vector(declare, f"{prefix}.q_a_layernorm.weight", rank)
+            self._queries = Linear(declare, [of_heads("q_b_proj", self._head_size, rank)])
+        self._norm = Vector(declare, f"{prefix}.kv_a_layernorm.weight", sizes.latent_size)
+        expanding = of_heads("kv_b_proj", sizes.nope_size + sizes.value_size, sizes.latent_size)
+        self._expanding = Expanding(declare, expanding.wanted, sizes.nope_size, sizes.value_size)
+        whole = (hidden, heads * sizes.value_size)
+        columns = (share[0] * sizes.value_size, share[1] * sizes.value_size)
+        self._out = Linear(declare, [Part(Wanted.column_slice(f"{prefix}.o_proj.weight", whole, *columns))])
+
+    def __call__(self, x_TH: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        sizes, ops = self._sizes, self._ops
+        x = self._inputs(x_TH).float()
+        queries, latent_TL, rope_TR = x.tensor_split(  # noqa: N806 - shape suffixes
+            (x.shape[1] - sizes.latent_size - sizes.rope_size, x.shape[1] - sizes.rope_size), -1
+        )
+        if sizes.query_rank is not None:
+            queries = self._queries(ops.rms_norm(queries, self._query_norm.values, LATENT_EPS)).float()
+        queries_TND = queries.unflatten(-1, (self._num_heads, self._head_size))  # noqa: N806
+        still_TNU, turning_TNR = queries_TND.split((sizes.nope_size, sizes.rope_size), -1)  # noqa: N806
+        latent_TL = ops.rms_norm(latent_TL, self._norm.values, LATENT_EPS)  # noqa: N806
+        # The rotary key turns as one more head.
+        turned = ops.rotate(torch.cat((turning_TNR, rope_TR[:, None]), 1), batch.turn_TD)
+        turned_TNR, key_T1R = turned.tensor_split((self._num_heads,), 1)  # noqa: N806
+        rows = batch.keys[self._layer]
+        row = torch.cat((latent_TL[:, None], key_T1R), -1)
+        rows.index_copy_(0, batch.write_slots_T, pack(row, rows.dtype))
+        if batch.own is not None:
+            attended = self._plain(torch.cat((still_TNU, turned_TNR), -1), row[:, 0], batch.own)
+        else:
+            latent_TNL = self._expanding.keys(still_TNU).float()  # noqa: N806
+            query = torch.cat((latent_TNL, turned_TNR), -1)
+            attended = self._expanding.values(ops.attend(query, rows, rows, batch.attention))
+        return self._group.all_reduce(self._name, self._out(attended.flatten(1)))
+
+    def record(self, tape: Tape, x: Any) -> None:
+        """Between programs, operator by operator."""
+        tape.add_called(self, x)
+
+    def _plain(self, queries_TND: torch.Tensor, row_TL: torch.Tensor, own: OwnRows) -> torch.Tensor:  # noqa: N803
+        """[T, N, V] of rows that attend to rows of this step only."""
+        latent_TL, key_TR = row_TL.split((self._sizes.latent_size, self._sizes.rope_size), -1)  # noqa: N806
+        still_TNU = self._expanding.keys.back(latent_TL)  # noqa: N806
+        assert still_TNU is not None, "operators that promise bits take the absorbed form"
+        turned_TNR = key_TR[:, None].expand(-1, self._num_heads, -1)  # noqa: N806
+        keys = torch.cat((still_TNU.float(), turned_TNR), -1)
+        values = self._expanding.values(latent_TL[:, None].expand(-1, self._num_heads, -1))
+        # Padded columns point at slot 0, which is zero as in the pool.
+        keys, values = (torch.nn.functional.pad(x.float(), (0, 0, 0, 0, 1, 0)) for x in (keys, values))
+        dtypes = (self._ops.key_dtype, self._ops.value_dtype)
+        return self._ops.attend(queries_TND, keys.to(dtypes[0]), values.to(dtypes[1]), own.attention)

@@ -1,0 +1,32 @@
+"""FP8: blocks of 32 values of e4m3 with one scale; value = e4m3 * scale. Registered in `registry`.
+
+Put together by `packings` from checkpoints with one scale for a matrix, a row, or 128 x 128 values.
+Invariant: nothing is rounded but the float32 product. Bytes of a block: scale in float32 (4), codes (32).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from firstlight.facts.formats import SUPPORTED, BlockGeometry
+from firstlight.quant.blocks import blocks_of, row_pieces
+from firstlight.quant.int4 import float_at
+from firstlight.quant.weight import Weight
+
+
+class Fp8:
+    """See the module."""
+
+    @property
+    def geometry(self) -> BlockGeometry:
+        return SUPPORTED["FP8"]
+
+    def dequantize(self, weight: Weight) -> torch.Tensor:
+        blocks = blocks_of(weight, self.geometry)
+        rows, num_blocks, _ = blocks.shape
+        values = torch.empty(rows, num_blocks, 32)
+        for piece in row_pieces(rows, num_blocks * 32):
+            out = values[piece]
+            out.copy_(blocks[piece, :, 4:].view(torch.float8_e4m3fn))
+            out.mul_(float_at(blocks[piece], 0)[..., None])
+        return values.view(weight.shape)

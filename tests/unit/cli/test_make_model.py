@@ -1,0 +1,75 @@
+"""`firstlight make-model`: names and nesting as published, the size that was asked for, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from firstlight.cli.main import make_app
+from firstlight.facts.checkpoint import open_checkpoint
+from support.engines import Harness, submit
+from support.serving import byte_tokenizer, write_tokenizer
+
+SMALL = ["--layers", "3", "--experts", "8"]
+
+
+def make(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(make_app(), ["make-model", *arguments])
+    return result.exit_code, result.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("made")
+    (made / "other").mkdir()
+    write_tokenizer(made / "other", byte_tokenizer())
+    code, output = make(
+        "kimi-k2.5", str(made / "kimi"), "--size", "2M", "--tokenizer", str(made / "other"), *SMALL
+    )
+    assert code == 0, output
+    return made / "kimi"
+
+
+def test_names_and_nesting_are_those_of_the_published_model(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] == "kimi_k25"
+    assert config["text_config"]["model_type"] == "kimi_k2"
+    assert config["text_config"]["architectures"] == ["DeepseekV3ForCausalLM"]
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    of_layer = "language_model.model.layers.2."
+    for name in (
+        "language_model.lm_head.weight",
+        "language_model.model.embed_tokens.weight",
+        "language_model.model.layers.0.mlp.gate_proj.weight",
+        f"{of_layer}self_attn.kv_a_proj_with_mqa.weight",
+        f"{of_layer}mlp.experts.7.down_proj.weight",
+        f"{of_layer}mlp.shared_experts.up_proj.weight",
+    ):
+        assert types[name] == "BF16", name
+    assert types[f"{of_layer}mlp.gate.e_score_correction_bias"] == "F32"
+
+
+def test_it_is_as_large_as_was_asked_for_and_runs(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    assert 1_000_000 < checkpoint.total_bytes <= 2 * 2**20
+    assert checkpoint.description.vocab_size == byte_tokenizer().get_vocab_size()
+    result = Harness(folder).run([submit("a", range(3, 30), max_tokens=5, ignore_eos=True)])["a"]
+    assert len(result.tokens) == 5
+
+
+def test_what_cannot_be_made_is_said(tmp_path: Path) -> None:
+    for arguments, words in (
+        (["llama", "new"], "no shape 'llama'"),
+        (["kimi-k2.5", str(tmp_path)], "exists already"),
+        (["kimi-k2.5", "new", "--dtype", "q4"], "dtype 'q4'"),
+        (["kimi-k2.5", "new", "--size", "many"], "'many' is not a size"),
+        (["kimi-k2.5", "new", "--size", "10K"], "larger --size"),
+    ):
+        code, output = make(*arguments)
+        assert code != 0
+        assert words in " ".join(output.split()), output
