@@ -1,6 +1,7 @@
 """Progress of a long stage: done of total, rate and time left, as a bar or as a line every few seconds.
 
-Called by every stage, and by the benchmarks. Invariant: it goes to standard error, and never more than ten times a second.
+Called by every stage, and by the benchmarks. Invariant: it goes to standard error, and never more than ten
+times a second.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Meter:
         left_s = (self.total - self.done) / self.rate if self.rate > 0 else None
         left = "" if left_s is None else f", {_duration(left_s)} left"
         note = f", {self._note}" if self._note else ""
-        return f"{self.done:,} of {self.total:,} {self.unit}, {self.rate:,.1f} a second{left}{note}"
+        rate, per = (self.rate, "second") if self.rate >= 0.1 else (self.rate * 60, "minute")
+        return f"{self.done:,} of {self.total:,} {self.unit}, {rate:,.1f} a {per}{left}{note}"
 
     def _say(self) -> None:
         self._shown_s = time.monotonic()
