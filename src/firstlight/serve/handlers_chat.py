@@ -116,6 +116,8 @@ class ChatAnswer:
             if not begun:  # only now is it sure that the request was not rejected
                 begun = True
                 await self._begin(reply, prompt, usage)
+            if not self._request.include_reasoning:
+                delta.reasoning = ""
             if delta:
                 has_calls = generation.choices[index].has_calls
                 choice = self._chunk_choice(index, delta, has_calls)
@@ -146,7 +148,7 @@ class ChatAnswer:
     def _delta(self, delta: Delta) -> MessageDelta:
         return MessageDelta(
             content=delta.text or UNSET,
-            reasoning_content=(self._request.include_reasoning and delta.reasoning) or UNSET,
+            reasoning_content=delta.reasoning or UNSET,
             tool_calls=call_deltas(delta.calls) or UNSET,
         )
 

@@ -163,6 +163,7 @@ def test_reasoning_can_be_left_out(server: ApiServer) -> None:
     assert message["tool_calls"] == CALLS
     response = post(server, tools=TOOLS, include_reasoning=False, stream=True)
     assert "reasoning_content" not in response.text
+    assert response.text.count('"delta":{},') == 1  # the last one, with the reason
 
 
 def test_without_tools_markup_is_text(server: ApiServer, text: TextModel) -> None:
