@@ -1,4 +1,4 @@
-"""A rank of a gloo group as a process: `python collective_rank.py RANK RENDEZVOUS SCENARIO DEADLINE_S`.
+"""A rank of a group as a process: `python collective_rank.py RANK RENDEZVOUS SCENARIO DEADLINE_S MEANS SIZE`.
 
 Says "imported" once torch is there, waits for a line, joins, and prints what came of the scenario as JSON. So
 the ranks join together, however long their imports took.
@@ -6,6 +6,8 @@ the ranks join together, however long their imports took.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import sys
@@ -17,7 +19,7 @@ import torch
 
 from firstlight.base.blackbox.recorder import NoBox
 from firstlight.base.errors import EngineError
-from firstlight.ops.collectives import Group, join, leave
+from firstlight.ops.collectives import Group, Wish, join
 
 
 class Trail(NoBox):
@@ -43,6 +45,8 @@ class Trail(NoBox):
 
 
 TRAIL = Trail()
+# Floats: none beside a slot's edge is left out, and the largest takes several slots.
+SIZES = (1, 7, 1024, 16_384, 65_535, 65_536, 65_537, 300_001)
 
 
 def agree(group: Group) -> dict[str, Any]:
@@ -79,10 +83,38 @@ def dead(group: Group) -> dict[str, Any]:
     return fails(group)
 
 
-def fails(group: Group) -> dict[str, Any]:
+def apart(group: Group) -> dict[str, Any]:
+    """The ranks are in different collectives."""
+    group.all_reduce("layers.0.mlp", torch.ones(1))
+    return fails(group, "layers.1.attention" if group.rank else "experts")
+
+
+def random_sums(group: Group) -> dict[str, Any]:
+    """Sums and gatherings of many sizes, around those of a slot, and a digest of all that came."""
+    digest = hashlib.sha256()
+    for number, size in enumerate(SIZES):
+        own = [values(number, rank, size) for rank in range(group.size)]
+        whole = group.all_reduce(f"sum of {size}", own[group.rank].clone())
+        assert torch.equal(whole, functools.reduce(torch.add, own)), size
+        columns = [part.view(1, -1)[:, rank:] for rank, part in enumerate(own)]
+        joined = group.gather_columns("columns", columns[group.rank], [part.shape[1] for part in columns])
+        assert torch.equal(joined, torch.cat(columns, 1)), size
+        assert group.agree_on_least("least", group.rank - size) == -size
+        digest.update(whole.numpy().tobytes())
+    return {"digest": digest.hexdigest(), "entered": group.num_entered}
+
+
+def values(number: int, rank: int, size: int) -> torch.Tensor:
+    """Floats of very different sizes: their sum depends on its order."""
+    random = torch.Generator().manual_seed(1000 * number + rank)
+    exponents = torch.randint(-8, 9, (size,), generator=random).float()
+    return torch.randn(size, generator=random) * 10**exponents
+
+
+def fails(group: Group, name: str = "layers.1.attention") -> dict[str, Any]:
     started_s = time.monotonic()
     try:
-        group.all_reduce("layers.1.attention", torch.ones(1))
+        group.all_reduce(name, torch.ones(1))
     except EngineError as error:
         seconds = time.monotonic() - started_s
         return {
@@ -94,14 +126,18 @@ def fails(group: Group) -> dict[str, Any]:
     return {"error": None}
 
 
+SCENARIOS = {"agree": agree, "absent": absent, "dead": dead, "apart": apart, "random": random_sums}
+
+
 def main() -> None:
-    rank, rendezvous, scenario, deadline_s = sys.argv[1:5]
+    rank, rendezvous, scenario, deadline_s, means, size = sys.argv[1:7]
     print("imported", flush=True)
     sys.stdin.readline()
-    group = join(Group(int(rank), 2, float(deadline_s), recorder=TRAIL), Path(rendezvous), "cpu")
-    print(json.dumps({"agree": agree, "absent": absent, "dead": dead}[scenario](group)), flush=True)
-    if scenario == "agree":
-        leave()
+    group = Group(int(rank), int(size), float(deadline_s), recorder=TRAIL)
+    join(group, Path(rendezvous), Wish(means=means))
+    print(json.dumps(SCENARIOS[scenario](group)), flush=True)
+    if scenario in ("agree", "random"):
+        group.leave()
 
 
 if __name__ == "__main__":

@@ -143,6 +143,13 @@ ENGINE_SETTINGS = (
         minimum=1,
     ),
     _engine(
+        "collectives",
+        "collectives",
+        "How CPU ranks sum. shared-memory: through memory of this machine, or an error. gloo: over sockets. "
+        "auto: shared memory where it can be had, else gloo. GPUs use NCCL.",
+        choices=("auto", "shared-memory", "gloo"),
+    ),
+    _engine(
         "drafter",
         "drafter",
         "Guesses next tokens, so that one step verifies several; the answers stay the same. ngram: from the "

@@ -25,6 +25,7 @@ VALUE_FLAGS = frozenset(
         "backend-python",
         "chat-template",
         "collective-deadline",
+        "collectives",
         "config",
         "cpu-kernels",
         "cors-origin",

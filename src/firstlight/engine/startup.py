@@ -44,6 +44,7 @@ from firstlight.ops.kv_rows import name_of
 from firstlight.ops.reference import ReferenceBackend
 from firstlight.ops.selection import Selection, TorchSelection
 
+COMPILED = "our own CPU kernels, once"
 REPORT_BUG = "This is a bug in the engine; run again with --debug and report what it prints."
 
 
@@ -118,6 +119,8 @@ def start(
     host = Host(decoder, runner, ops, sizes.section, sizes.num_pages)
     drafter = drafting.make(host) if drafting is not None else None
     summary = _summary(checkpoint, ops, sizes, loaded) | describe(sizes.section, drafting, drafter)
+    if group.transport is not None:
+        summary["collectives"] = group.transport.words
     summary |= {"threads": num_threads, "start_s": round(time.monotonic() - started_s, 3)}
     selection = NativeSelection(ops.pool) if isinstance(ops, NativeBackend) else TorchSelection()
     return Started(runner, sizes.section, sizes.num_pages, checkpoint, summary, selection, drafter)
@@ -152,7 +155,7 @@ def pick_backend(
             section.cpu_kernels,
             num_threads,
             group,
-            lambda done, total: report("compile", done, total, "files", "our own CPU kernels, once"),
+            lambda done, total: report("compile", done, total, "files", COMPILED),
             section.kv_dtype,
         )
     if section.device == "cuda":
