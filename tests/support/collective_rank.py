@@ -1,4 +1,4 @@
-"""A rank of a group as a process: `python collective_rank.py RANK RENDEZVOUS SCENARIO DEADLINE_S MEANS SIZE`.
+"""A rank of a group as a process: `python collective_rank.py RANK RENDEZVOUS SCENARIO DEADLINE_S MEANS`.
 
 Says "imported" once torch is there, waits for a line, joins, and prints what came of the scenario as JSON. So
 the ranks join together, however long their imports took.
@@ -6,8 +6,6 @@ the ranks join together, however long their imports took.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import os
 import sys
@@ -45,8 +43,6 @@ class Trail(NoBox):
 
 
 TRAIL = Trail()
-# Floats: none beside a slot's edge is left out, and the largest takes several slots.
-SIZES = (1, 7, 1024, 16_384, 65_535, 65_536, 65_537, 300_001)
 
 
 def agree(group: Group) -> dict[str, Any]:
@@ -89,28 +85,6 @@ def apart(group: Group) -> dict[str, Any]:
     return fails(group, "layers.1.attention" if group.rank else "experts")
 
 
-def random_sums(group: Group) -> dict[str, Any]:
-    """Sums and gatherings of many sizes, around those of a slot, and a digest of all that came."""
-    digest = hashlib.sha256()
-    for number, size in enumerate(SIZES):
-        own = [values(number, rank, size) for rank in range(group.size)]
-        whole = group.all_reduce(f"sum of {size}", own[group.rank].clone())
-        assert torch.equal(whole, functools.reduce(torch.add, own)), size
-        columns = [part.view(1, -1)[:, rank:] for rank, part in enumerate(own)]
-        joined = group.gather_columns("columns", columns[group.rank], [part.shape[1] for part in columns])
-        assert torch.equal(joined, torch.cat(columns, 1)), size
-        assert group.agree_on_least("least", group.rank - size) == -size
-        digest.update(whole.numpy().tobytes())
-    return {"digest": digest.hexdigest(), "entered": group.num_entered}
-
-
-def values(number: int, rank: int, size: int) -> torch.Tensor:
-    """Floats of very different sizes: their sum depends on its order."""
-    random = torch.Generator().manual_seed(1000 * number + rank)
-    exponents = torch.randint(-8, 9, (size,), generator=random).float()
-    return torch.randn(size, generator=random) * 10**exponents
-
-
 def fails(group: Group, name: str = "layers.1.attention") -> dict[str, Any]:
     started_s = time.monotonic()
     try:
@@ -126,17 +100,17 @@ def fails(group: Group, name: str = "layers.1.attention") -> dict[str, Any]:
     return {"error": None}
 
 
-SCENARIOS = {"agree": agree, "absent": absent, "dead": dead, "apart": apart, "random": random_sums}
+SCENARIOS = {"agree": agree, "absent": absent, "dead": dead, "apart": apart}
 
 
 def main() -> None:
-    rank, rendezvous, scenario, deadline_s, means, size = sys.argv[1:7]
+    rank, rendezvous, scenario, deadline_s, means = sys.argv[1:6]
     print("imported", flush=True)
     sys.stdin.readline()
-    group = Group(int(rank), int(size), float(deadline_s), recorder=TRAIL)
+    group = Group(int(rank), 2, float(deadline_s), recorder=TRAIL)
     join(group, Path(rendezvous), Wish(means=means))
     print(json.dumps(SCENARIOS[scenario](group)), flush=True)
-    if scenario in ("agree", "random"):
+    if scenario == "agree":
         group.leave()
 
 

@@ -1,8 +1,8 @@
 """Collectives through memory that the ranks of one machine share, carried by the native library.
 
-Opened by `collectives.join`. The memory has no name: rank 0 makes it, the others open it through rank 0's
-descriptor, and it is gone with the last of them. What waits and adds is `native/exchange.cpp`; when to give up
-is decided here. Invariant: sums are made in the order of the ranks, so all ranks get the same bits.
+Opened by `collectives.join`. The memory has no name: rank 0 makes it, the others open it through its
+descriptor, and it is gone with the last of them. `native/exchange.cpp` waits and adds; when to give up is
+decided here. Invariant: sums are made in the order of the ranks, so all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SharedMemory:
         self._widths: dict[tuple[int, ...], ctypes.Array[ctypes.c_int64]] = {}
 
     def sum(self, call: Call, whole: torch.Tensor) -> None:
-        assert whole.dtype == torch.float32 and whole.is_contiguous(), "see Transport"
+        assert whole.is_contiguous(), "see Transport"
         sign, wait_ns = self._sign(call.name), _slice_ns(call.deadline_s)
         state = self._library.fl_exchange_sum(
             self._handle, whole.data_ptr(), whole.numel(), sign, call.number, wait_ns
@@ -76,7 +76,7 @@ class SharedMemory:
             self._wait(call, state)
 
     def join_columns(self, call: Call, mine_RC: torch.Tensor, widths: list[int]) -> torch.Tensor:  # noqa: N803
-        assert mine_RC.dtype == torch.float32 and mine_RC.is_contiguous(), "see Transport"
+        assert mine_RC.is_contiguous(), "see Transport"
         all_RC = torch.empty(len(mine_RC), sum(widths))  # noqa: N806 - shape suffix
         self._join(call, mine_RC, all_RC, tuple(4 * width for width in widths))
         return all_RC
@@ -124,13 +124,14 @@ class SharedMemory:
             if state > 0 and dead:
                 raise CollectiveError(f"was broken off: {self._said_of(dead, call, 'died')}")
             if state > 0 and is_over:
-                raise CollectiveError(f"did not complete within {call.deadline_s:.0f} s: {self._missing(call, state)}")
+                raise CollectiveError(
+                    f"did not complete within {call.deadline_s:.0f} s: {self._missing(call, state)}"
+                )
         if state < 0:
             other = -1 - state
             number = self._library.fl_exchange_number(self._handle, other)
-            raise CollectiveError(
-                f"met another one, a collective mismatch: rank {other} came to number {number} with another name or size"
-            )
+            where = f"rank {other} came to number {number} with another name or size"
+            raise CollectiveError(f"met another one, a collective mismatch: {where}")
 
     def _missing(self, call: Call, state: int) -> str:
         numbers = [self._library.fl_exchange_number(self._handle, rank) for rank in range(len(self._ranks))]
@@ -170,7 +171,8 @@ def open_shared(meeting: Rendezvous, find_library: Callable[[], ctypes.CDLL]) ->
     for rank, word in enumerate(words):
         if word.trouble:
             return f"as rank {rank} says: {word.trouble}"
-    assert library is not None and memory is not None, "no trouble"
+    assert library is not None, "no trouble"
+    assert memory is not None, "no trouble"
     return SharedMemory(library, memory, meeting.rank, words)
 
 
@@ -185,18 +187,20 @@ def _make(library: ctypes.CDLL, size: int, own: Word) -> tuple[mmap.mmap | None,
     try:
         os.fchmod(descriptor, 0o600)
         os.posix_fallocate(descriptor, 0, num_bytes)  # a lack of memory is an error now and no SIGBUS later
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(
+            descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
         memory = mmap.mmap(descriptor, num_bytes)
     except OSError as error:
         os.close(descriptor)
-        return None, msgspec.structs.replace(own, trouble=f"{num_bytes} bytes cannot be had ({error.strerror})")
+        return None, msgspec.structs.replace(
+            own, trouble=f"{num_bytes} bytes cannot be had ({error.strerror})"
+        )
     memory[num_bytes - len(secret) :] = secret
     return memory, msgspec.structs.replace(own, descriptor=descriptor, secret=secret.hex())
 
 
-def _open(
-    library: ctypes.CDLL, size: int, maker: Word, own: Word
-) -> tuple[mmap.mmap | None, Word]:
+def _open(library: ctypes.CDLL, size: int, maker: Word, own: Word) -> tuple[mmap.mmap | None, Word]:
     """The memory that rank 0 made; what cannot be opened is another machine's, or another container's."""
     path = f"/proc/{maker.pid}/fd/{maker.descriptor}"
     try:
@@ -217,7 +221,8 @@ def _open(
 
 def _num_bytes(library: ctypes.CDLL, size: int) -> int:
     """A page more than the library needs, which has the secret at its end."""
-    return -(-int(library.fl_exchange_bytes(size, SLOT_BYTES)) // mmap.PAGESIZE + 1) * mmap.PAGESIZE
+    num_pages = -(-int(library.fl_exchange_bytes(size, SLOT_BYTES)) // mmap.PAGESIZE)
+    return (num_pages + 1) * mmap.PAGESIZE
 
 
 def _start_ticks() -> int:

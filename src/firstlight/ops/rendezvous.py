@@ -1,6 +1,7 @@
-"""Where the ranks of a run meet before they can reach each other: words left in a file of its private directory.
+"""Where the ranks of a run meet before they can reach each other: each leaves words in a file.
 
-Called by `collectives.join`. Invariant: whoever is missing after the deadline is named.
+The file lies in the run's private directory. Called by `collectives.join`. Invariant: whoever is missing
+after the deadline is named.
 """
 
 from __future__ import annotations
