@@ -32,6 +32,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str = "cpu"  # "cpu" or "cuda"
     tensor_parallel: int = 1
+    expert_parallel: bool = False  # each rank holds whole experts instead of a share of all
     threads: int = 0  # operator threads of each rank; 0: the cores divided by the ranks
     cpu_kernels: str = "auto"  # "native": our own; "stock": PyTorch's; "auto": our own where they load
     max_num_seqs: int = 256  # sequences in one step

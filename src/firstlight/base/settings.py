@@ -91,6 +91,11 @@ ENGINE_SETTINGS = (
     _engine("device", "device", "Where the model runs.", choices=("cpu", "cuda")),
     _engine("tensor-parallel", "tensor_parallel", "Ranks that share every layer.", minimum=1, maximum=64),
     _engine(
+        "expert-parallel",
+        "expert_parallel",
+        "Each rank holds whole experts, instead of a share of every expert's width.",
+    ),
+    _engine(
         "threads",
         "threads",
         "Threads of each rank. 0: the cores divided by the ranks.",

@@ -67,7 +67,10 @@ VALUE_FLAGS = frozenset(
         "uds",
     }
 )
-SWITCHES = frozenset({"debug", "draft-adapt", "no-draft-adapt", "prefix-cache", "no-prefix-cache"})
+SWITCHES = frozenset(
+    {"debug"}
+    | {f"{no}{name}" for name in ("draft-adapt", "expert-parallel", "prefix-cache") for no in ("", "no-")}
+)
 _TEXTS = ("host", "uds", "tls-cert", "tls-key")
 _early: Early | None = None
 

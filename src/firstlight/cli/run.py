@@ -35,7 +35,14 @@ RUN_SETTINGS = tuple(
     setting
     for setting in MODEL_SETTINGS + ENGINE_SETTINGS
     if setting.name
-    not in ("served-name", "tensor-parallel", "max-queue", "collective-deadline", "collectives")
+    not in (
+        "served-name",
+        "tensor-parallel",
+        "max-queue",
+        "collective-deadline",
+        "collectives",
+        "expert-parallel",
+    )
 )
 
 

@@ -100,7 +100,12 @@ def start(
     ops = pick_backend(section, dtype, group, num_threads, report)
     description = checkpoint.description
     report("build", 0, description.num_layers, "layers")
-    declare = Declaration(ops, group, lambda done, total: report("build", done, total, "layers"))
+    declare = Declaration(
+        ops,
+        group,
+        lambda done, total: report("build", done, total, "layers"),
+        expert_parallel=section.expert_parallel,
+    )
     decoder = find(description.architecture)(declare, description)
     kinds = declare.kinds(checkpoint)
     available_bytes = _available_bytes(ops)
