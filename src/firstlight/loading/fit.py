@@ -31,10 +31,10 @@ def require_fit(checkpoint: Checkpoint, section: EngineSection) -> None:
 
 
 def _require_experts(checkpoint: Checkpoint, num_ranks: int) -> None:
-    experts = checkpoint.description.experts
+    experts, architecture = checkpoint.description.experts, checkpoint.description.architecture
     if experts is None:
         raise UsageError(
-            f"--expert-parallel does not fit this model: {checkpoint.description.architecture} has no experts.",
+            f"--expert-parallel does not fit this model: {architecture} has no experts.",
             "Leave it out.",
         )
     if experts.num < num_ranks:

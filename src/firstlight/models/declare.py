@@ -40,6 +40,7 @@ class Declaration:
         self.on_layer = on_layer
         self._sinks: dict[str, tuple[Wanted, Sink]] = {}
         self._delivered: set[str] = set()
+        self.of_others: set[str] = set()  # tensors of the model that other ranks hold
         self._kinds: list[Kinds] = []
 
     @property

@@ -1,8 +1,9 @@
 """Collectives between ranks: each has a name, a sequence number and a deadline.
 
 Layers call a `Group`; a single rank gets no-ops. They go through memory that the ranks of one machine share,
-else through torch.distributed. Invariant: all ranks call the same collectives in the same order, because all run the same
-step plan; when one does not arrive within the deadline, the error names the collective and its number.
+else through torch.distributed. Invariant: all ranks call the same collectives in the same order, because all
+run the same step plan; when one does not arrive within the deadline, the error names the collective and its
+number.
 """
 
 from __future__ import annotations

@@ -103,14 +103,16 @@ def test_columns_of_several_rows_come_to_their_places() -> None:
 
 def test_a_rank_that_stops_inside_is_not_said_to_be_absent() -> None:
     """Three ranks share the summing: one puts its values there and never sums its share."""
-    is_over = threading.Event()
+    has_put, is_over = threading.Event(), threading.Event()
 
     def work(memory: SharedMemory, rank: int) -> str:
         if rank == 2:
             ones, sign = torch.ones(16_384), memory._sign("s")
             memory._library.fl_exchange_sum(memory._handle, ones.data_ptr(), len(ones), sign, 1, 0)
+            has_put.set()
             is_over.wait(60)
             return ""
+        assert has_put.wait(60)
         with pytest.raises(CollectiveError) as failed:
             memory.sum(Call("s", 1, 1.0), torch.ones(16_384))
         if rank == 0:
@@ -154,7 +156,7 @@ def test_the_memory_has_no_name_and_nobody_can_cut_it() -> None:
     memory = open_shared(meeting_of(0, Word(os.getpid(), 0)), open_library)
     assert isinstance(memory, SharedMemory)
     files = {path: os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
-    (own,) = [path for path, name in files.items() if "firstlight-collectives" in name]  # the mapping's
+    own = next(path for path, name in files.items() if "firstlight-collectives" in name)  # the mapping's
     assert files[own] == "/memfd:firstlight-collectives (deleted)"
     status = own.stat()
     assert (status.st_mode & 0o777, status.st_nlink) == (0o600, 0)

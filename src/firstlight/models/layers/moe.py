@@ -73,6 +73,11 @@ class ExpertMlp:
             return Wanted.column_slice(full_name, (hidden, inner), *share)
 
         own = range(self._first, self._last)
+        declare.of_others.update(
+            f"{prefix}.experts.{expert}.{name}.weight"
+            for expert in {*range(experts.num)} - {*own}
+            for name in (names.gate, names.up, names.down)
+        )
         self._gate_up = GroupedLinear(declare, [[rows(e, names.gate), rows(e, names.up)] for e in own])
         self._down = GroupedLinear(declare, [[columns(e)] for e in own])
         self._shared: GatedMlp | None = None
