@@ -207,7 +207,8 @@ def tables(report: CollectivesReport) -> list[Table]:
 
 def _fit_row(report: CollectivesReport, name: str) -> tuple[str, ...]:
     found = report.fits[name]
-    chosen = [point for point in report.points if point.carrier == name][:: max(1, len(SIZES) // 4)]
+    of_carrier = [point for point in report.points if point.carrier == name]
+    chosen = of_carrier[:: max(1, len(of_carrier) // 4)]
     times = ",".join(f"{_size(p.num_bytes, '')}:{1e6 * p.median_s:.0f}" for p in chosen)
     rate = f"{found.bytes_per_s / 1e9:.2f}"
     return name, f"{1e6 * found.latency_s:.1f}", rate, f"{100 * found.worst:.0f} %", times, report.words[name]

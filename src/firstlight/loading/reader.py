@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Collection, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -72,10 +72,10 @@ def read_tensors(
 ) -> LoadReport:
     """Reads all of `wanted` and calls `deliver(wanted, weight)` for each, in file order.
 
-    The weight's memory belongs to the receiver. `others`: tensors of the model that other ranks read. `progress(done, total)` counts bytes that were delivered,
-    that is: taken over by their final place; it is called before the first read too. Raises `ModelFileError`
-    or `UsageError` before the first read where the plan shows the fault, `ModelFileError` for a file that
-    ends early; an error of `deliver` passes through.
+    The weight's memory belongs to the receiver. `others`: tensors of the model that other ranks read.
+    `progress(done, total)` counts bytes that were delivered, that is: taken over by their final place; it is
+    called before the first read too. Raises `ModelFileError` or `UsageError` before the first read where the
+    plan shows the fault, `ModelFileError` for a file that ends early; an error of `deliver` passes through.
     """
     started_s = time.monotonic()
     plan = make_plan(checkpoint, wanted, others)

@@ -37,5 +37,5 @@ def test_two_ranks_are_measured_over_shared_memory_and_gloo() -> None:
     assert all(0.0 < point.median_s <= point.p99_s for point in report.points)
     times, fits = tables(report)
     assert times.row_count == 3
-    (written, _) = fits.columns[4].cells
+    written, _ = fits.columns[4].cells
     assert len(parse_points("--all-reduce-times", str(written))) == 3

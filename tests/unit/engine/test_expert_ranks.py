@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import UsageError
@@ -19,9 +20,11 @@ from firstlight.loading.fit import require_fit
 from firstlight.models.layers import moe
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.engines import Harness
-from support.experts import description_of, kimi, write_experts
+from support.experts import GROUPED, description_of, kimi, write_experts
 from support.thread_ranks import ThreadRanks
 
+# Widths of the dense layer and of the shared experts that four ranks can share.
+KIMI = kimi(intermediate_size=128, experts=replace(GROUPED, inner_size=128, shared_size=128))
 SIZES = {"max_batched_tokens": 64, "max_num_seqs": 8}
 LAYERS = (0, 1, 2, 3)
 TOKENS = [3 + (7 * n) % 40 for n in range(50)]
@@ -51,13 +54,14 @@ def routes(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("architecture", "num_ranks", "expert_parallel"),
-    [("kimi_k2", 2, False), ("kimi_k2", 2, True), ("kimi_k2", 4, True), ("qwen3_moe", 2, True)],
+    [("kimi_k2", 2, True), ("kimi_k2", 4, False), ("kimi_k2", 4, True), ("qwen3_moe", 2, True)],
 )
 def test_several_ranks_equal_one(
     tmp_path: Path, routes: list[torch.Tensor], architecture: str, num_ranks: int, expert_parallel: bool
 ) -> None:
-    """Logits, tokens and captured states; 5 of 6 and of 12 experts are shares that differ by one."""
-    path = write_experts(tmp_path / "m", description_of(architecture))
+    """Logits, tokens and captured states."""
+    description = KIMI if architecture == "kimi_k2" else description_of(architecture)
+    path = write_experts(tmp_path / "m", description)
     alone = ThreadRanks(path, 1, "float32", LAYERS, **SIZES)
     sizes = {**SIZES, "expert_parallel": expert_parallel}
     ranks = ThreadRanks(path, num_ranks, "float32", LAYERS, **sizes)
@@ -77,13 +81,12 @@ def test_several_ranks_equal_one(
 
 def test_each_rank_holds_whole_experts(tmp_path: Path) -> None:
     """Twelve experts of three ranks, whose widths stay whole."""
-    description = kimi(experts=description_of("kimi_k2").experts)
-    path = write_experts(tmp_path / "m", description)
+    path = write_experts(tmp_path / "m", KIMI)
     ranks = ThreadRanks(path, 3, "float32", expert_parallel=True, **SIZES)
     for rank in ranks.started:
         layer = rank.runner.replay._model._blocks[1]._mlp  # type: ignore[union-attr]
         assert len(layer._gate_up._groups) == 4
-        assert layer._gate_up._groups[0][0].slice_shape == (64, description.hidden_size)
+        assert layer._gate_up._groups[0][0].slice_shape == (128, KIMI.hidden_size)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -97,7 +100,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_our_own_kernels_hold_whole_experts(tmp_path: Path) -> None:
-    path = write_experts(tmp_path / "m", kimi())
+    path = write_experts(tmp_path / "m", KIMI)
     native = {**SIZES, "cpu_kernels": "native"}
     alone = Harness(path, dtype="auto", **native).started.runner
     ranks = ThreadRanks(path, 2, expert_parallel=True, **native)
