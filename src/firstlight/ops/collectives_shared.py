@@ -27,6 +27,7 @@ from firstlight.ops.transport import Call, CollectiveError
 SLOT_BYTES = 256 * 1024
 SPIN_NS = 50_000  # about what waking a thread costs: so nobody waits for more than twice as long as it must
 SLICE_S = 0.05  # how long the library waits before we look whether the others live
+LATER_SLICE_S = 0.25  # seldom enough to be seen as one who waits
 TOPIC = "memory"
 _SILENT = "did not say whether memory can be shared"
 
@@ -120,7 +121,7 @@ class SharedMemory:
             dead = [rank for rank, word in enumerate(self._ranks) if not word.is_alive]
             is_over = bool(dead) or time.monotonic() >= give_up_s
             # What the dead have left before they died still counts.
-            state = self._library.fl_exchange_go(self._handle, 0 if is_over else _slice_ns(SLICE_S))
+            state = self._library.fl_exchange_go(self._handle, 0 if is_over else _slice_ns(LATER_SLICE_S))
             if state > 0 and dead:
                 raise CollectiveError(f"was broken off: {self._said_of(dead, call, 'died')}")
             if state > 0 and is_over:
