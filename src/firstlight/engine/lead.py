@@ -6,6 +6,7 @@ to. Invariant: a failure of rank 0 reaches the api process before the process en
 
 from __future__ import annotations
 
+import ctypes
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 
 from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.writer import BlackBox
-from firstlight.base.config import REPORT_FILE, RunConfig
+from firstlight.base.config import REPORT_FILE, EngineSection, RunConfig
 from firstlight.base.errors import FirstlightError
 from firstlight.base.failure import explained
 from firstlight.base.heap import give_back_heap
@@ -25,10 +26,11 @@ from firstlight.engine.messages import Drain, Failed, Ready
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.speculation.shipped import with_shipped_drafter
 from firstlight.engine.speculation.trial import in_words, memory_for, try_drafter
-from firstlight.engine.startup import Report, Started, self_test, start
+from firstlight.engine.startup import COMPILED, Report, Started, self_test, start
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import Checkpoint
-from firstlight.ops.collectives import CPU, Group, join, leave
+from firstlight.ops.collectives import CPU, Group, Wish, join
+from firstlight.ops.cpu.library import MissingLibraryError, open_library
 
 
 def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
@@ -62,7 +64,7 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         report(READY)
         _serve(core, channel, report)
         plans.close()
-        leave()
+        group.leave()
     except FirstlightError as error:
         channel.offer(Failed(str(error), error.hint, error.exit_code))
         raise
@@ -77,7 +79,7 @@ def follow(config: RunConfig, checkpoint: Checkpoint, rank: int, box: BlackBox) 
     """Another rank until rank 0 says that the run is over."""
     plans = PlanReceiver(Path(config.run_dir), rank)
     report = PhaseReporter(box).report
-    started, _ = _start(config, checkpoint, rank, box, report)
+    started, group = _start(config, checkpoint, rank, box, report)
     give_back_heap()
     report(READY)
     num_steps = 0
@@ -88,7 +90,7 @@ def follow(config: RunConfig, checkpoint: Checkpoint, rank: int, box: BlackBox) 
         num_steps += 1
         box.set(Counter.STEP, num_steps)
     plans.close()
-    leave()
+    group.leave()
 
 
 def _start(
@@ -101,7 +103,7 @@ def _start(
     join(
         group,
         Path(config.run_dir) / "rendezvous",
-        section.device,
+        Wish(section.device, section.collectives, lambda: _library(section, report)),
         lambda arrived: report("rendezvous", arrived, group.size, "ranks"),
     )
     report("rendezvous", group.size, group.size, "ranks")
@@ -110,6 +112,13 @@ def _start(
     if note is not None:
         started.report["drafter_notes"] = [note, *started.report.get("drafter_notes", ())]
     return started, group
+
+
+def _library(section: EngineSection, report: Report) -> ctypes.CDLL:
+    """The native library for sharing memory, unless nothing of ours shall run."""
+    if section.cpu_kernels == "stock" and section.collectives == "auto":
+        raise MissingLibraryError("--cpu-kernels stock was given")
+    return open_library(lambda done, total: report("compile", done, total, "files", COMPILED))
 
 
 def _serve(core: EngineCore, channel: RequestChannel, report: Report) -> None:
