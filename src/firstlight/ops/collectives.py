@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore
 
 from firstlight.base.blackbox.recorder import NoBox, Recorder
 from firstlight.base.errors import EngineError
+from firstlight.ops.step_clock import Kind, StepClock
 
 CPU = torch.device("cpu")
 ARRIVAL_LOOK_S = 0.01
@@ -25,7 +26,10 @@ _LATE_SHARE = 0.9  # of the deadline: what fails earlier did not fail by it
 
 
 class Group:
-    """The ranks of one model. Each collective is written to `recorder` as it is entered and left."""
+    """The ranks of one model. Each collective is written to `recorder` as it is entered and left.
+
+    `clock`: of this rank's steps.
+    """
 
     def __init__(
         self,
@@ -38,8 +42,9 @@ class Group:
         self.rank = rank
         self.size = size
         self.deadline_s = deadline_s
-        self._device = device  # where the backend wants its tensors
+        self.device = device  # where the backend wants its tensors
         self.recorder = recorder or NoBox()
+        self.clock = StepClock()
         self._name_numbers: dict[str, int] = {}
         self.num_entered = 0
 
@@ -70,7 +75,7 @@ class Group:
         """The smallest of the ranks' values."""
         if self.size == 1:
             return value
-        tensor = torch.tensor([value], dtype=torch.int64, device=self._device)
+        tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
         self._run(name, lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MIN))
         return int(tensor)
 
@@ -81,7 +86,7 @@ class Group:
         self.recorder.enter_collective(self._name_numbers[name], number)
         started_s = time.monotonic()
         try:
-            call()
+            self.clock.run(Kind.COLLECTIVES, call)
         except RuntimeError as error:
             # torch's own text (a path of its build and a joke) goes to the log of a --debug run only.
             took_s = time.monotonic() - started_s
