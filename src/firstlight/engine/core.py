@@ -76,7 +76,7 @@ class EngineCore:
             for request_id in message.request_ids:
                 self.scheduler.abort(request_id)
         else:
-            assert isinstance(message, Drain), "a message of unknown kind"
+            assert isinstance(message, Drain), "a message that is not for the engine"
 
     def step(self) -> StepOutputs | None:
         """Runs one step if there is work. None: nothing ran and nothing ended."""

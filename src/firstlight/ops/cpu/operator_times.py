@@ -19,6 +19,11 @@ _KINDS = {
 }
 
 
+def kind_of(number: int) -> Kind:
+    """What the library's operator of this number belongs to."""
+    return _KINDS.get(number, Kind.OTHER)
+
+
 class NativeOperatorTimes:
     """See `step_clock.OperatorTimes`."""
 
@@ -34,9 +39,7 @@ class NativeOperatorTimes:
 
     def take(self) -> list[tuple[Kind, int]]:
         taken = [
-            (_KINDS.get(number, Kind.OTHER), nanoseconds)
-            for number, nanoseconds in enumerate(self._words)
-            if nanoseconds
+            (kind_of(number), nanoseconds) for number, nanoseconds in enumerate(self._words) if nanoseconds
         ]
         if taken:
             ctypes.memset(self._words, 0, ctypes.sizeof(self._words))
