@@ -1,7 +1,7 @@
 """An engine for tests of the api process: real sockets, scripted tokens, no model.
 
-It answers a `Submit` with the tokens of its script, one a step, and the end of a profile with an empty one; it
-records every message. Invariant: what a
+It answers a `Submit` with the tokens of its script, one a step, and the end of a profile with an empty one;
+it records every message. Invariant: what a
 test waits for has a deadline.
 """
 
@@ -171,11 +171,10 @@ class FakeEngine:
                     self.send(_ended(SequenceOutput(request_id, [], finish_reason=FINISH_ABORT)))
         elif isinstance(message, StopProfile):
             self.send(EMPTY_PROFILE)
-        elif isinstance(message, Drain):
-            if message.deadline_s == 0:
-                for request_id in self._running:
-                    self.send(_ended(SequenceOutput(request_id, [], finish_reason=FINISH_ABORT)))
-                self._running.clear()
+        elif isinstance(message, Drain) and message.deadline_s == 0:
+            for request_id in self._running:
+                self.send(_ended(SequenceOutput(request_id, [], finish_reason=FINISH_ABORT)))
+            self._running.clear()
         with self._news:
             self._received.append(message)
             self._news.notify_all()

@@ -15,10 +15,11 @@ from rich.table import Table
 
 from firstlight.bench.plots import Stacks, save_panels
 from firstlight.bench.report import facts_table, plain_table
-from firstlight.bench.step_prediction import Prediction
+from firstlight.bench.step_prediction import Prediction, is_gpu
 from firstlight.engine.messages import Profile
 from firstlight.ops.step_clock import WORDS, Kind
 
+NO_GRAPHS = "recorded steps run without CUDA graphs: the cost of recording is what those save, too"
 LATE_SHARE = 0.1  # of a step: ranks that differ by more in their collectives are worth a line
 
 
@@ -60,7 +61,7 @@ def make_report(
         backend=str(report.get("backend", "")),
         ranks=ranks,
         predicted=predicted,
-        notes=(*_findings(ranks, predicted), *notes),
+        notes=(*_findings(ranks, predicted), *notes, *([NO_GRAPHS] if is_gpu(info) else [])),
         profile=profile,
     )
 

@@ -74,7 +74,7 @@ def make_runner(
         replay.watched_by(group.recorder)
         group.clock.operators = NativeOperatorTimes(ops.pool)
     elif ops.device.type == "cuda" and decoder.description.experts is None:
-        replay = CudaGraphReplay(decoder, record_graph)
+        replay = CudaGraphReplay(decoder, record_graph, group.clock)
     else:
         replay = EagerReplay(decoder)
     return ModelRunner(replay, ops, pool, turns, shape, tables)

@@ -30,6 +30,7 @@ from firstlight.engine.startup import Report, Started, self_test, start
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.ops.collectives import CPU, Group, join, leave
+from firstlight.ops.cuda.step_clock import EventClock
 from firstlight.ops.step_clock import Kind
 
 
@@ -108,6 +109,8 @@ def _start(
     section = config.engine
     device = torch.device("cuda", rank) if section.device == "cuda" else CPU
     group = Group(rank, section.tensor_parallel, section.collective_deadline_s, device, box)
+    if section.device == "cuda":
+        group.clock = EventClock()
     report("rendezvous", 0, group.size, "ranks")
     join(
         group,

@@ -82,15 +82,19 @@ class StepClock:
 
         Nanoseconds of each kind, all 0 where it was off, and of the whole turn by a look of its own.
         """
-        if self.is_on:
-            self._begin(Kind.PYTHON)
+        ended_ns = self._end() if self.is_on else monotonic_ns()
         if on != self.is_on and self.operators is not None:
             (self.operators.start if on else self.operators.stop)()
         self.is_on = on
         spent_ns, self._spent_ns = self._spent_ns, [0] * len(Kind)
-        began_ns, self._began_ns = self._began_ns, monotonic_ns()
-        self._since_ns = self._began_ns
-        return spent_ns, self._began_ns - began_ns
+        began_ns, self._began_ns, self._since_ns = self._began_ns, ended_ns, ended_ns
+        return spent_ns, ended_ns - began_ns
+
+    def _end(self) -> int:
+        """Ends the last kind of a turn; when that was."""
+        ended_ns = monotonic_ns()
+        self._begin(Kind.PYTHON)
+        return ended_ns
 
     def _begin(self, kind: Kind) -> None:
         now_ns = monotonic_ns()

@@ -33,7 +33,8 @@ class ProfileOrder:
                 code="profile_running",
                 status=409,
             )
-        answer = self._answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Profile] = asyncio.get_running_loop().create_future()
+        self._answer = answer
         try:
             self._send(StartProfile(num_steps))
             await asyncio.wait((answer,), timeout=timeout_s)

@@ -58,7 +58,7 @@ def test_it_ends_after_so_many_recorded_decode_steps() -> None:
     assert profile.num_other_steps == 1
     (group,) = profile.groups
     assert (group.num_sequences, group.num_rows, group.num_steps, group.context_tokens) == (1, 1, 10, 20)
-    assert sum(group.kinds_s[0].values()) == pytest.approx(group.wall_s[0], rel=0.02)
+    assert 0.0 < group.kinds_s[0]["Python"] <= sum(group.kinds_s[0].values())
     assert set(group.kinds_s[0]) == set(WORDS.values())
 
 

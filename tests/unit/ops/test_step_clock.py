@@ -1,5 +1,5 @@
-"""The clock of a step: kinds add up to the turn, inner kinds belong to outer ones, native operators tell their own
-times."""
+"""The clock of a step: kinds add up to the turn, inner kinds belong to outer ones, native operators tell
+their own times."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from firstlight.ops import step_clock
 from firstlight.ops.cpu.library import ATTEND, EXPERTS, LINEAR, NORM, SILU, TURN_AND_WRITE
 from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.cpu.operator_times import NativeOperatorTimes, kind_of
+from firstlight.ops.cuda import step_clock as event_clock
+from firstlight.ops.cuda.step_clock import EventClock
 from firstlight.ops.step_clock import Kind, StepClock
 from support.native_sets import instruction_sets, pool_of
 from support.operators import matrix, random_values
@@ -23,7 +25,8 @@ class Hands:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 1000
-        monkeypatch.setattr(step_clock, "monotonic_ns", lambda: self.now_ns)
+        for module in (step_clock, event_clock):
+            monkeypatch.setattr(module, "monotonic_ns", lambda: self.now_ns)
 
     def work(self, nanoseconds: int) -> int:
         self.now_ns += nanoseconds
@@ -116,6 +119,37 @@ def test_a_program_of_operators_is_told_apart_but_within_a_kind(hands: Hands) ->
     assert not program.is_on
     assert (spent_ns[Kind.MATRICES], spent_ns[Kind.ATTENTION], spent_ns[Kind.PYTHON]) == (60, 30, 10)
     assert (spent_ns[Kind.DRAFTING], sum(spent_ns), all_ns) == (100, 200, 200)
+
+
+class HandEvent:
+    """A device that does at once what is launched."""
+
+    def __init__(self, hands: Hands) -> None:
+        self.hands, self.at_ns = hands, 0
+
+    def record(self) -> None:
+        self.at_ns = self.hands.now_ns
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end_event: HandEvent) -> float:
+        return (end_event.at_ns - self.at_ns) / 1e6
+
+
+def test_on_a_device_events_tell_the_times(hands: Hands) -> None:
+    clock = EventClock(lambda: HandEvent(hands))
+    clock.turn(on=True)
+    for _ in range(2):
+        hands.work(5)
+        clock.run(Kind.MATRICES, hands.work, 30)
+        clock.run(Kind.EXPERTS, lambda: clock.run(Kind.COLLECTIVES, hands.work, 7))
+        spent_ns, all_ns = clock.turn(on=True)
+        assert (spent_ns[Kind.PYTHON], spent_ns[Kind.MATRICES], spent_ns[Kind.COLLECTIVES]) == (5, 30, 7)
+        assert sum(spent_ns) == all_ns == 42
+    clock.turn(on=False)
+    clock.run(Kind.MATRICES, hands.work, 30)
+    assert clock.turn(on=False) == ([0] * len(Kind), 30)
 
 
 def test_native_operators_are_timed_only_when_asked() -> None:
