@@ -17,6 +17,7 @@ from firstlight.cli.main import make_app
 from firstlight.engine.messages import Profile, StartProfile, StopProfile
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.engines import submit
+from support.experts import kimi, write_experts
 from support.rank_processes import RankProcesses
 from support.serving import RunningServer, write_chat_model
 
@@ -38,9 +39,12 @@ def assert_adds_up(profile: Profile) -> None:
 
 @pytest.mark.parametrize(("num_ranks", "dtype"), [(1, "auto"), (2, "float32")])
 def test_kinds_add_up_to_the_step(tmp_path: Path, num_ranks: int, dtype: str) -> None:
-    """Compiled kernels in one rank with drafts, and the reference in two."""
-    description = tiny_description(vocab_size=501)
-    folder = write_hf_folder(tmp_path / "m", description, random_weights(description))
+    """Compiled kernels in one rank with drafts; the reference in two, with latent attention and experts."""
+    if num_ranks == 1:
+        description = tiny_description(vocab_size=501)
+        folder = write_hf_folder(tmp_path / "m", description, random_weights(description))
+    else:
+        folder = write_experts(tmp_path / "m", kimi(vocab_size=501))
     drafting = {"drafter": "ngram", "draft_tokens": 2, "draft_adapt": False} if num_ranks == 1 else {}
     with RankProcesses(folder, num_ranks, dtype=dtype, **SIZES, **drafting) as ranks:
         ranks.wait_until_ready()
@@ -69,7 +73,7 @@ def test_kinds_add_up_to_the_step(tmp_path: Path, num_ranks: int, dtype: str) ->
         for kind, seconds in group.kinds_s[-1].items():
             kinds_s[kind] = kinds_s.get(kind, 0.0) + seconds
     work = {"matrix products", "attention", "other operators", "Python"}
-    other = {"sampling", "drafting"} if num_ranks == 1 else {"collectives", "waiting"}
+    other = {"sampling", "drafting"} if num_ranks == 1 else {"experts", "collectives", "waiting"}
     assert {kind for kind, seconds in kinds_s.items() if seconds} == work | other
 
 
