@@ -57,7 +57,8 @@ def is_gpu(info: Mapping[str, Any]) -> bool:
 def predict(profile: Profile, info: Mapping[str, Any], given: Given) -> Prediction:
     """The mean over the profiled steps. Raises `FirstlightError` for a model that cannot be read here."""
     outline = open_outline(given.model or info["config"]["model"]["path"])
-    description, ranks = outline.description, Ranks(profile.num_ranks)
+    description, engine = outline.description, info["config"]["engine"]
+    ranks = Ranks(profile.num_ranks, bool(engine.get("expert_parallel")))
     notes: list[str] = []
     rates = Rates(_memory_rate(info, given, ranks.num, notes), _layer_s(info, given), wire_bytes=4)
     reduce = _all_reduce(info, given, ranks.num)
