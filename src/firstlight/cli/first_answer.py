@@ -25,6 +25,7 @@ VALUE_FLAGS = frozenset(
         "backend-python",
         "chat-template",
         "collective-deadline",
+        "collectives",
         "config",
         "cpu-kernels",
         "cors-origin",
@@ -66,7 +67,10 @@ VALUE_FLAGS = frozenset(
         "uds",
     }
 )
-SWITCHES = frozenset({"debug", "draft-adapt", "no-draft-adapt", "prefix-cache", "no-prefix-cache"})
+SWITCHES = frozenset(
+    {"debug"}
+    | {f"{no}{name}" for name in ("draft-adapt", "expert-parallel", "prefix-cache") for no in ("", "no-")}
+)
 _TEXTS = ("host", "uds", "tls-cert", "tls-key")
 _early: Early | None = None
 

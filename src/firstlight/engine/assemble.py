@@ -38,6 +38,7 @@ def load_weights(checkpoint: Checkpoint, declare: Declaration, on_bytes: OnBytes
         declare.wanted,
         declare.deliver,
         _throttled(on_bytes),
+        declare.of_others,
     )
     declare.finish()
     return loaded

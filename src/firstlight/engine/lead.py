@@ -6,6 +6,7 @@ to. Invariant: a failure of rank 0 reaches the api process before the process en
 
 from __future__ import annotations
 
+import ctypes
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 
 from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.writer import BlackBox
-from firstlight.base.config import REPORT_FILE, RunConfig
+from firstlight.base.config import REPORT_FILE, EngineSection, RunConfig
 from firstlight.base.errors import FirstlightError
 from firstlight.base.failure import explained
 from firstlight.base.heap import give_back_heap
@@ -26,10 +27,11 @@ from firstlight.engine.plan import Recording, StepPlan
 from firstlight.engine.profile import Profiler, TurnTimes, obey
 from firstlight.engine.speculation.shipped import with_shipped_drafter
 from firstlight.engine.speculation.trial import in_words, memory_for, try_drafter
-from firstlight.engine.startup import Report, Started, self_test, start
+from firstlight.engine.startup import COMPILED, Report, Started, self_test, start
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import Checkpoint
-from firstlight.ops.collectives import CPU, Group, join, leave
+from firstlight.ops.collectives import CPU, Group, Wish, join
+from firstlight.ops.cpu.library import MissingLibraryError, open_library
 from firstlight.ops.cuda.step_clock import EventClock
 from firstlight.ops.step_clock import Kind
 
@@ -68,7 +70,7 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         report(READY)
         _serve(core, channel, profiler, report)
         plans.close()
-        leave()
+        group.leave()
     except FirstlightError as error:
         channel.offer(Failed(str(error), error.hint, error.exit_code))
         raise
@@ -100,7 +102,7 @@ def follow(config: RunConfig, checkpoint: Checkpoint, rank: int, box: BlackBox) 
         if is_recording:
             turns.end_turn()
     plans.close()
-    leave()
+    group.leave()
 
 
 def _start(
@@ -115,7 +117,7 @@ def _start(
     join(
         group,
         Path(config.run_dir) / "rendezvous",
-        section.device,
+        Wish(section.device, section.collectives, lambda: _library(section, report)),
         lambda arrived: report("rendezvous", arrived, group.size, "ranks"),
     )
     report("rendezvous", group.size, group.size, "ranks")
@@ -124,6 +126,13 @@ def _start(
     if note is not None:
         started.report["drafter_notes"] = [note, *started.report.get("drafter_notes", ())]
     return started, group
+
+
+def _library(section: EngineSection, report: Report) -> ctypes.CDLL:
+    """The native library for sharing memory, unless nothing of ours shall run."""
+    if section.cpu_kernels == "stock" and section.collectives == "auto":
+        raise MissingLibraryError("--cpu-kernels stock was given")
+    return open_library(lambda done, total: report("compile", done, total, "files", COMPILED))
 
 
 def _serve(core: EngineCore, channel: RequestChannel, profiler: Profiler, report: Report) -> None:

@@ -45,6 +45,7 @@ from firstlight.ops.reference import ReferenceBackend
 from firstlight.ops.selection import Selection, TorchSelection
 from firstlight.ops.step_clock import StepClock
 
+COMPILED = "our own CPU kernels, once"
 REPORT_BUG = "This is a bug in the engine; run again with --debug and report what it prints."
 
 
@@ -101,7 +102,12 @@ def start(
     ops = pick_backend(section, dtype, group, num_threads, report)
     description = checkpoint.description
     report("build", 0, description.num_layers, "layers")
-    declare = Declaration(ops, group, lambda done, total: report("build", done, total, "layers"))
+    declare = Declaration(
+        ops,
+        group,
+        lambda done, total: report("build", done, total, "layers"),
+        expert_parallel=section.expert_parallel,
+    )
     decoder = find(description.architecture)(declare, description)
     kinds = declare.kinds(checkpoint)
     available_bytes = _available_bytes(ops)
@@ -120,6 +126,8 @@ def start(
     host = Host(decoder, runner, ops, sizes.section, sizes.num_pages)
     drafter = drafting.make(host) if drafting is not None else None
     summary = _summary(checkpoint, ops, sizes, loaded) | describe(sizes.section, drafting, drafter)
+    if group.transport is not None:
+        summary["collectives"] = group.transport.words
     summary |= {"threads": num_threads, "start_s": round(time.monotonic() - started_s, 3)}
     selection = NativeSelection(ops.pool) if isinstance(ops, NativeBackend) else TorchSelection()
     return Started(
@@ -156,7 +164,7 @@ def pick_backend(
             section.cpu_kernels,
             num_threads,
             group,
-            lambda done, total: report("compile", done, total, "files", "our own CPU kernels, once"),
+            lambda done, total: report("compile", done, total, "files", COMPILED),
             section.kv_dtype,
         )
     if section.device == "cuda":

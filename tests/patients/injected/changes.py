@@ -54,7 +54,7 @@ def other_collective(module, number):
         nonlocal calls
         calls += 1
         if calls == number:
-            self._run("expert-map", lambda: module.dist.broadcast(tensor, src=0))
+            self.gather_columns("expert-map", tensor, [tensor.shape[-1]] * self.size)
             return tensor
         return all_reduce(self, name, tensor)
 
