@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -43,6 +43,7 @@ from firstlight.ops.cpu.pick import pick_cpu_kernels
 from firstlight.ops.kv_rows import name_of
 from firstlight.ops.reference import ReferenceBackend
 from firstlight.ops.selection import Selection, TorchSelection
+from firstlight.ops.step_clock import StepClock
 
 COMPILED = "our own CPU kernels, once"
 REPORT_BUG = "This is a bug in the engine; run again with --debug and report what it prints."
@@ -71,13 +72,14 @@ class Started:
     report: dict[str, Any]
     selection: Selection
     drafter: Drafter | None = None  # on rank 0
+    clock: StepClock = field(default_factory=StepClock)  # the rank's
 
     def core(self, execute: Execute, recorder: Recorder | None = None) -> EngineCore:
         """The engine of rank 0 over `execute`, which runs a plan on all ranks."""
         end_ids = self.checkpoint.description.eos_token_ids
         scheduler = Scheduler(self.section, self.num_pages, end_ids)
         speculation = make_speculation(self.section, self.drafter)
-        return EngineCore(scheduler, execute, recorder, self.selection, speculation)
+        return EngineCore(scheduler, execute, recorder, self.selection, speculation, self.clock)
 
 
 def start(
@@ -128,7 +130,9 @@ def start(
         summary["collectives"] = group.transport.words
     summary |= {"threads": num_threads, "start_s": round(time.monotonic() - started_s, 3)}
     selection = NativeSelection(ops.pool) if isinstance(ops, NativeBackend) else TorchSelection()
-    return Started(runner, sizes.section, sizes.num_pages, checkpoint, summary, selection, drafter)
+    return Started(
+        runner, sizes.section, sizes.num_pages, checkpoint, summary, selection, drafter, group.clock
+    )
 
 
 def self_test(core: EngineCore) -> None:

@@ -23,6 +23,7 @@ from firstlight.ops.collectives_shared import open_shared
 from firstlight.ops.collectives_torch import open_torch
 from firstlight.ops.cpu.library import open_library
 from firstlight.ops.rendezvous import Rendezvous
+from firstlight.ops.step_clock import Kind, StepClock
 from firstlight.ops.transport import Call, CollectiveError, Transport
 
 CPU = torch.device("cpu")
@@ -30,7 +31,10 @@ T = TypeVar("T")
 
 
 class Group:
-    """The ranks of one model. Each collective is written to `recorder` as it is entered and left."""
+    """The ranks of one model. Each collective is written to `recorder` as it is entered and left.
+
+    `clock`: of this rank's steps.
+    """
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Group:
         self.deadline_s = deadline_s
         self.device = device  # where the backend wants its tensors
         self.recorder = recorder or NoBox()
+        self.clock = StepClock()
         self.transport: Transport | None = None  # several ranks have one once they have joined
         self._name_numbers: dict[str, int] = {}
         self.num_entered = 0
@@ -86,7 +91,8 @@ class Group:
             self._name_numbers[name] = self.recorder.name(name)
         self.recorder.enter_collective(self._name_numbers[name], number)
         try:
-            result = collective(self.transport, Call(name, number, self.deadline_s))
+            call = Call(name, number, self.deadline_s)
+            result = self.clock.run(Kind.COLLECTIVES, collective, self.transport, call)
         except CollectiveError as error:
             raise EngineError(
                 f"rank {self.rank}: collective {name!r} number {number} {error}.",

@@ -61,6 +61,20 @@ def other_collective(module, number):
     module.Group.all_reduce = reduce_or_share
 
 
+def slow_collective(module, seconds):
+    """ops.collectives: each takes so much longer."""
+    run = module.Group._run
+
+    def slow_run(self, name, call):
+        def call_late(*arguments):
+            time.sleep(seconds)
+            return call(*arguments)
+
+        return run(self, name, call_late)
+
+    module.Group._run = slow_run
+
+
 def two_locks(module, number):
     """engine.core: the step takes the queue's lock and then the statistics', another thread the other way."""
     queue_lock, statistics_lock = threading.Lock(), threading.Lock()

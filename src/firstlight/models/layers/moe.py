@@ -25,6 +25,7 @@ from firstlight.models.layers.linear import Linear, Part, Vector
 from firstlight.models.layers.mlp import BLOCK_VALUES, GatedMlp
 from firstlight.ops.contract import ROUTER, Tape
 from firstlight.ops.routing import choose_experts
+from firstlight.ops.step_clock import Kind
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,7 @@ class ExpertMlp:
         return split_evenly(inner, unit, declare.group.rank, declare.group.size)
 
     def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
-        bias_E = None if self._bias is None else self._bias.values  # noqa: N806 - shape suffix
-        chosen_TK, weights_TK = choose_experts(self._router(x_TH).float(), bias_E, self._rule)  # noqa: N806
-        out_TH = self._of_experts(x_TH, chosen_TK, weights_TK)  # noqa: N806
+        out_TH = self._group.clock.run(Kind.EXPERTS, self._routed, x_TH)  # noqa: N806 - shape suffix
         if self._shared is not None:
             out_TH = out_TH + self._shared.share(x_TH)  # noqa: N806
         return self._group.all_reduce(self._name, out_TH)
@@ -103,6 +102,11 @@ class ExpertMlp:
     def record(self, tape: Tape, x: Any) -> None:
         """Which experts there are to multiply with is known only when the router has spoken."""
         tape.add_called(lambda x_TH, _: self(x_TH), x)
+
+    def _routed(self, x_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+        bias_E = None if self._bias is None else self._bias.values  # noqa: N806
+        chosen_TK, weights_TK = choose_experts(self._router(x_TH).float(), bias_E, self._rule)  # noqa: N806
+        return self._of_experts(x_TH, chosen_TK, weights_TK)
 
     def _of_experts(
         self,
