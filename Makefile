@@ -25,7 +25,7 @@ COMPILE = $(BIN)/python -m compileall -q src/firstlight
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve test lossless sanitize instructions test-fast format lint types unit parity e2e shape test-vllm judges bench bench-compare bench-peers bench-peers-report soak wheel fix docs clean
+.PHONY: help serve test all-tests lossless sanitize instructions test-fast format lint types unit parity e2e shape test-vllm judges bench bench-compare bench-peers bench-peers-report soak wheel fix docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
@@ -35,7 +35,13 @@ help:  ## show this
 serve: $(RUN)  ## serve a model (the embedded default, or MODEL=...) on http://127.0.0.1:8000
 	@$(BIN)/firstlight serve $(MODEL) $(ARGS)
 
-test: lint types shape unit parity e2e patients-short  ## everything the CI checks
+test: lint  ## everything the CI checks: lint, types, shape, unit, parity, e2e, patients-short
+	@$(MAKE) --no-print-directory -j2 types all-tests
+	@$(MAKE) --no-print-directory patients-short
+
+# In one run, so that no process waits for the last file of each folder.
+all-tests: $(TEST)
+	$(PYTEST) tests/shape tests/unit tests/gpu tests/native tests/parity tests/e2e
 
 test-fast: lint types shape $(TEST)  ## the same without the slow tests: under 90 seconds
 	$(PYTEST) -m "not slow" tests/unit
