@@ -33,6 +33,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str = "cpu"  # "cpu" or "cuda"
     tensor_parallel: int = 1
+    expert_parallel: bool = False  # each rank holds whole experts instead of a share of all
     threads: int = 0  # operator threads of each rank; 0: the cores divided by the ranks
     cpu_kernels: str = "auto"  # "native": our own; "stock": PyTorch's; "auto": our own where they load
     max_num_seqs: int = 256  # sequences in one step
@@ -45,6 +46,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = True
     max_queue: int = 1024  # waiting requests; one more is answered 429
     collective_deadline_s: float = 60.0
+    collectives: str = "auto"  # "shared-memory", "gloo"; "auto": shared memory where it can be had
     # "ngram", "none", or the path of a drafter or a draft model; None: the one that comes with the model
     drafter: str | None = None
     draft_tokens: int = 3  # drafts of a sequence that a step verifies one behind the other, at most

@@ -97,6 +97,11 @@ ENGINE_SETTINGS = (
     _engine("device", "device", "Where the model runs.", choices=("cpu", "cuda")),
     _engine("tensor-parallel", "tensor_parallel", "Ranks that share every layer.", minimum=1, maximum=64),
     _engine(
+        "expert-parallel",
+        "expert_parallel",
+        "Each rank holds whole experts, instead of a share of every expert's width.",
+    ),
+    _engine(
         "threads",
         "threads",
         "Threads of each rank. 0: the cores divided by the ranks.",
@@ -147,6 +152,13 @@ ENGINE_SETTINGS = (
         "collective_deadline_s",
         "Seconds a rank waits for the others before it gives up.",
         minimum=1,
+    ),
+    _engine(
+        "collectives",
+        "collectives",
+        "How CPU ranks sum. shared-memory: through memory of this machine, or an error. gloo: over sockets. "
+        "auto: shared memory where it can be had, else gloo. GPUs use NCCL.",
+        choices=("auto", "shared-memory", "gloo"),
     ),
     _engine(
         "drafter",

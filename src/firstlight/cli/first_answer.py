@@ -25,6 +25,7 @@ VALUE_FLAGS = frozenset(
         "backend-python",
         "chat-template",
         "collective-deadline",
+        "collectives",
         "config",
         "cpu-kernels",
         "cors-origin",
@@ -69,8 +70,12 @@ VALUE_FLAGS = frozenset(
     }
 )
 SWITCHES = frozenset(
-    ("debug", "draft-adapt", "no-draft-adapt", "prefix-cache", "no-prefix-cache")
-    + ("trust-remote-code", "no-trust-remote-code")
+    {"debug"}
+    | {
+        f"{no}{name}"
+        for name in ("draft-adapt", "expert-parallel", "prefix-cache", "trust-remote-code")
+        for no in ("", "no-")
+    }
 )
 _TEXTS = ("host", "uds", "tls-cert", "tls-key")
 _early: Early | None = None

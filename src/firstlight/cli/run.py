@@ -34,7 +34,15 @@ if TYPE_CHECKING:
 RUN_SETTINGS = tuple(
     setting
     for setting in MODEL_SETTINGS + ENGINE_SETTINGS
-    if setting.name not in ("served-name", "tensor-parallel", "max-queue", "collective-deadline")
+    if setting.name
+    not in (
+        "served-name",
+        "tensor-parallel",
+        "max-queue",
+        "collective-deadline",
+        "collectives",
+        "expert-parallel",
+    )
 )
 
 

@@ -126,6 +126,13 @@ class DetokenizeRequest(_Request):
     skip_special_tokens: bool = False
 
 
+class ProfileRequest(_Request):
+    """POST /v1/profile."""
+
+    steps: int = Field(64, ge=1, le=2000, description="Decode steps that are recorded.")
+    timeout_s: float = Field(30.0, gt=0.0, le=300.0, description="After that, what there is of them.")
+
+
 Parsed = TypeVar("Parsed", bound=_Request)
 
 

@@ -54,6 +54,7 @@ class Vllm:
         "dtype": lambda c: ("--dtype", c.model.dtype),
         "chat-template": lambda c: ("--chat-template", c.model.chat_template or ""),
         "tensor-parallel": lambda c: ("--tensor-parallel-size", str(c.engine.tensor_parallel)),
+        "expert-parallel": lambda c: ("--enable-expert-parallel",) if c.engine.expert_parallel else (),
         "max-model-len": lambda c: ("--max-model-len", str(c.engine.max_model_len)),
         "max-num-seqs": lambda c: ("--max-num-seqs", str(c.engine.max_num_seqs)),
         "max-batched-tokens": lambda c: ("--max-num-batched-tokens", str(c.engine.max_batched_tokens)),
@@ -82,6 +83,7 @@ class Vllm:
         "--served-model-name": "give --served-name",
         "--tensor-parallel-size": "give --tensor-parallel",
         "-tp": "give --tensor-parallel",
+        "--enable-expert-parallel": "give --expert-parallel",
     }
 
     def command(self, config: RunConfig, place: Place) -> tuple[str, ...]:
@@ -103,6 +105,9 @@ class Sglang:
         "dtype": lambda c: ("--dtype", c.model.dtype),
         "chat-template": lambda c: ("--chat-template", c.model.chat_template or ""),
         "tensor-parallel": lambda c: ("--tp-size", str(c.engine.tensor_parallel)),
+        "expert-parallel": lambda c: (
+            ("--ep-size", str(c.engine.tensor_parallel)) if c.engine.expert_parallel else ()
+        ),
         "max-model-len": lambda c: ("--context-length", str(c.engine.max_model_len)),
         "max-num-seqs": lambda c: ("--max-running-requests", str(c.engine.max_num_seqs)),
         "max-batched-tokens": lambda c: ("--chunked-prefill-size", str(c.engine.max_batched_tokens)),
@@ -127,6 +132,7 @@ class Sglang:
         "--tensor-parallel-size": "give --tensor-parallel",
         "--tp-size": "give --tensor-parallel",
         "--tp": "give --tensor-parallel",
+        "--ep-size": "give --expert-parallel",
     }
 
     def command(self, config: RunConfig, place: Place) -> tuple[str, ...]:

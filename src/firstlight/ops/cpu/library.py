@@ -25,6 +25,7 @@ from firstlight.ops.cpu.build import COMPILE_LIMIT_S, SOURCES, BuildError, compi
 
 EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY = range(10)
 TOP, EXPERTS, PACK, COPY = range(10, 14)
+NUM_OPERATORS = 14
 ADD_TO_OUTPUT, LOGIT_ROWS, TO_SLOTS = 1, 2, 4
 KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.int8: 2}  # `KVType` in `native/program.h`
 INSTRUCTION_SETS = {4: "AVX-512", 2: "AVX2", 1: "portable"}
@@ -115,6 +116,11 @@ class Pool:
         """From now on the 8-byte word at this address has the label of the operator that runs; 0 for none."""
         self.library.fl_watch(self.handle, place)
 
+    def time(self, words: int | None) -> None:
+        """From now on `NUM_OPERATORS` 8-byte words at this address grow by the nanoseconds that operators of
+        each kind take; None: no longer."""
+        self.library.fl_time(self.handle, words)
+
 
 def open_library(on_compile: OnCompile = lambda done, total: None) -> ctypes.CDLL:
     """The library that belongs to the sources; compiled if it is nowhere. Raises `MissingLibraryError`.
@@ -138,6 +144,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.fl_pool.restype = ctypes.c_void_p
     library.fl_pool.argtypes = (ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
     library.fl_watch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    library.fl_time.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     library.fl_end_pool.argtypes = (ctypes.c_void_p,)
     library.fl_run.argtypes = (
         ctypes.c_void_p,
