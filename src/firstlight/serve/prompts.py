@@ -24,16 +24,23 @@ async def chat_tokens(
 ) -> tuple[str, list[int]]:
     """A conversation's prompt and its token ids. `flags`: the other arguments of `TextModel.render_chat`."""
 
-    def make() -> tuple[str, list[int]]:
-        prompt = server.text.render_chat(messages, **flags)
+    def render() -> str:
+        return server.text.render_chat(messages, **flags)
+
+    def encode(prompt: str) -> tuple[str, list[int]]:
         # Templates write the begin token themselves.
         return prompt, _encode(server, prompt, add_special_tokens, "messages")
 
     is_plain = not flags["tools"] and not any("tool_calls" in message for message in messages)
     num_chars = sum(len(text) for message in messages for text in message.values() if isinstance(text, str))
-    if is_plain and num_chars < INLINE_CHARS and len(messages) < 64:
-        return make()
-    return await asyncio.get_running_loop().run_in_executor(_threads, make)
+    loop = asyncio.get_running_loop()
+    if not is_plain or num_chars >= INLINE_CHARS or len(messages) >= 64:
+        return await loop.run_in_executor(_threads, lambda: encode(render()))
+    prompt = render()
+    if type(prompt) is str:
+        return encode(prompt)
+    # Control tokens that a user wrote: for a large vocabulary, the first time takes seconds.
+    return await loop.run_in_executor(_threads, encode, prompt)
 
 
 async def tokenize(server: Server, texts: Sequence[str], add_special_tokens: bool | None) -> list[list[int]]:
