@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 from rich.table import Table
@@ -43,13 +43,22 @@ class CollectivesOrder:
 
 @dataclass(frozen=True)
 class SizePoint:
-    """The times of one size over one carrier."""
+    """The times of one size over one carrier; `cpu_s` is what all threads of this rank used for a call."""
 
     carrier: str
     num_bytes: int
     num_calls: int
     median_s: float
     p99_s: float
+    cpu_s: float
+
+
+@dataclass
+class Times:
+    """Of the calls of one size over one carrier."""
+
+    calls_s: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,8 +97,8 @@ def bench_collectives(order: CollectivesOrder, on_size: Callable[[int, int], Non
         groups = _join(order, 0, folder)
         report.words = {name: group.transport.words for name, group in groups.items() if group.transport}
         for done, num_bytes in enumerate(order.sizes, 1):
-            times_s = _measure(order, groups, num_bytes)
-            report.points += [_point(name, num_bytes, times_s[name]) for name in groups]
+            times = _measure(order, groups, num_bytes)
+            report.points += [_point(name, num_bytes, times[name]) for name in groups]
             on_size(done, len(order.sizes))
     for name in report.words:
         of_carrier = [point for point in report.points if point.carrier == name]
@@ -139,17 +148,18 @@ def _join(order: CollectivesOrder, rank: int, folder: str) -> dict[str, Group]:
     return groups
 
 
-def _measure(order: CollectivesOrder, groups: dict[str, Group], num_bytes: int) -> dict[str, list[float]]:
-    """Seconds of each call on this rank, by carrier; the first call of a round does not count."""
+def _measure(order: CollectivesOrder, groups: dict[str, Group], num_bytes: int) -> dict[str, Times]:
+    """Of each call on this rank, by carrier; the first call of a round does not count."""
     num_calls = max(LEAST_CALLS, min(MOST_CALLS, ROUND_BYTES // num_bytes))
-    times_s: dict[str, list[float]] = {name: [] for name in groups}
+    times = {name: Times() for name in groups}
     for _ in range(order.rounds):
         for name, group in groups.items():
             values = torch.zeros(num_bytes // 4, device=group.device)
-            for _ in range(num_calls + 1):
-                times_s[name].append(_time(group, values))
-            del times_s[name][-num_calls - 1]
-    return times_s
+            _time(group, values)
+            cpu_before_s = process_time()
+            times[name].calls_s += [_time(group, values) for _ in range(num_calls)]
+            times[name].cpu_s += process_time() - cpu_before_s
+    return times
 
 
 def _time(group: Group, values: torch.Tensor) -> float:
@@ -160,8 +170,10 @@ def _time(group: Group, values: torch.Tensor) -> float:
     return perf_counter() - started_s
 
 
-def _point(carrier: str, num_bytes: int, times_s: list[float]) -> SizePoint:
-    return SizePoint(carrier, num_bytes, len(times_s), median(times_s), percentile(sorted(times_s), 99))
+def _point(carrier: str, num_bytes: int, times: Times) -> SizePoint:
+    ordered = sorted(times.calls_s)
+    num, p99_s = len(ordered), percentile(ordered, 99)
+    return SizePoint(carrier, num_bytes, num, median(ordered), p99_s, times.cpu_s / num)
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Fit:
@@ -189,10 +201,12 @@ def tables(report: CollectivesReport) -> list[Table]:
     by_size: dict[int, dict[str, SizePoint]] = {}
     for point in report.points:
         by_size.setdefault(point.num_bytes, {})[point.carrier] = point
-    columns = ["size", *(f"{name} {what}" for name in names for what in ("median us", "p99 us"))]
+    figures = ("median us", "p99 us", "CPU us")
+    columns = ["size", *(f"{name} {figure}" for name in names for figure in figures)]
     rows = []
     for num_bytes, points in by_size.items():
-        cells = [f"{1e6 * s:.1f}" for name in names for s in (points[name].median_s, points[name].p99_s)]
+        in_order = (points[name] for name in names)
+        cells = [f"{1e6 * s:.1f}" for point in in_order for s in (point.median_s, point.p99_s, point.cpu_s)]
         if len(names) > 1:
             cells.append(f"{points[names[1]].median_s / points[names[0]].median_s:.1f}x")
         rows.append((_size(num_bytes), *cells))

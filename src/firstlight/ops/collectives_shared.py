@@ -24,7 +24,7 @@ from firstlight.ops.cpu.library import MissingLibraryError
 from firstlight.ops.rendezvous import Rendezvous, named
 from firstlight.ops.transport import Call, CollectiveError
 
-SLOT_BYTES = 256 * 1024
+SLOT_BYTES = 2**20  # a longer message goes in pieces; a rank has two slots
 SPIN_NS = 50_000  # about what waking a thread costs: so nobody waits for more than twice as long as it must
 SLICE_S = 0.05  # how long the library waits before we look whether the others live
 LATER_SLICE_S = 0.25  # seldom enough to be seen as one who waits

@@ -26,7 +26,7 @@ from firstlight.ops.rendezvous import Rendezvous
 from firstlight.ops.transport import Call, CollectiveError
 
 # Floats: around the size from which ranks share the work, around that of a slot, and several slots.
-SIZES = (1, 7, 1024, 16_383, 16_384, 65_535, 65_536, 65_537, 300_001)
+SIZES = (1, 7, 1024, 16_383, 16_384, 262_143, 262_144, 262_145, 700_001)
 
 
 class Notes(dict[str, bytes]):
@@ -92,7 +92,7 @@ def test_all_ranks_get_the_bits_of_the_sum_in_rank_order(num_ranks: int) -> None
 
 def test_columns_of_several_rows_come_to_their_places() -> None:
     widths = [257, 0, 256]
-    parts = [torch.arange(700.0 * width).view(700, width) + 1e6 * rank for rank, width in enumerate(widths)]
+    parts = [torch.arange(1500.0 * width).view(1500, width) + 1e6 * rank for rank, width in enumerate(widths)]
 
     def work(memory: SharedMemory, rank: int) -> torch.Tensor:
         return memory.join_columns(Call("logits", 1, 60.0), parts[rank], widths)
