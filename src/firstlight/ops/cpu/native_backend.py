@@ -66,6 +66,8 @@ def _shares_of_heads(num_heads: int) -> int:
     """How many threads can share the heads of latent attention; each reads the latents anew."""
     smallest = -(-num_heads // MOST_HEADS_OF_A_SHARE)
     return next(num for num in range(smallest, num_heads + 1) if num_heads % num == 0)
+
+
 # Formats whose layout does not say all by itself: what it is, and what it rounds.
 _EXACT = "exact for bf16 scales from 2^-17 on and for fp16 ones, others rounded by up to 2^-11"
 _CODES = "activations in 8 bits by groups of 32"
