@@ -35,8 +35,12 @@ WORKLOAD = [*requests(8, VOCABULARY), *circling(2, max_tokens=40)]
 TREE = Shape(5, 4, 12)
 # Places of a tree's nodes go beyond the model's length.
 SIZES = {
-    "max_num_seqs": 16, "max_batched_tokens": 256, "max_model_len": LENGTH, "draft_top_k": 4, "draft_nodes": 12,
-}  # fmt: skip
+    "max_num_seqs": 16,
+    "max_batched_tokens": 256,
+    "max_model_len": LENGTH,
+    "draft_top_k": 4,
+    "draft_nodes": 12,
+}
 Baseline = dict[str, Result]
 Case = tuple[Path, dict]
 

@@ -20,7 +20,7 @@ from firstlight.facts.names import is_behind_last_layer, is_ignorable, text_name
 from firstlight.facts.packings import StoredTensor
 from firstlight.facts.quantization import Quantization, read_quantization
 from firstlight.facts.remedies import DOWNLOAD_AGAIN, GIVE_MODEL
-from firstlight.facts.safetensors_header import read_safetensors_header
+from firstlight.facts.safetensors_header import SafetensorsEntry, read_safetensors_header
 from firstlight.facts.tensor_facts import Checkpoint, TensorFacts
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")

@@ -91,13 +91,6 @@ def test_fields_that_contradict_are_errors(changes: dict[str, Any], named: str) 
         describe_hf(KIMI | changes, {})
 
 
-def test_packed_weights_are_refused_wherever_the_file_says_so() -> None:
-    packed = {"quantization_config": {"quant_method": "compressed-tensors"}}
-    for config in ({"text_config": KIMI | packed}, {"text_config": KIMI, **packed}):
-        with pytest.raises(UnsupportedError, match="text_config: quantization_config = compressed-tensors"):
-            describe_hf({"model_type": "kimi_k25", **config}, {})
-
-
 def test_a_dense_model_with_experts_in_its_fields_is_refused() -> None:
     fields = {key: value for key, value in KIMI.items() if key != "auto_map"} | {"num_local_experts": 8}
     with pytest.raises(UnsupportedError, match="num_local_experts = 8"):
