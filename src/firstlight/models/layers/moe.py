@@ -2,16 +2,17 @@
 
 Architectures say how their tensors are called (`ExpertNames`); how a token chooses is in
 `facts.description.Experts`. Tokens are sorted by expert, and each expert that has some is multiplied with
-once. Each rank has a share of every expert's inner width. Invariant: what a row gets depends on that row
-alone, with operators that are row-invariant.
+once (`ops.expert_layer`). Each rank has a share of every expert's inner width. Invariant: what a row gets
+depends on that row alone, with operators that are row-invariant.
 
-Shapes: T tokens, H hidden, E experts, K chosen ones, R rows of the products = T * K.
+Shapes: T tokens, H hidden, E experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from firstlight.models.layers.grouped import GroupedLinear
 from firstlight.models.layers.linear import Linear, Part, Vector
 from firstlight.models.layers.mlp import BLOCK_VALUES, GatedMlp
 from firstlight.ops.contract import ROUTER, Tape
-from firstlight.ops.routing import choose_experts
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ExpertMlp:
     ) -> None:
         experts = description.experts
         assert experts is not None, "a layer of experts in a dense model"
-        self._ops, self._group, self._rule = declare.ops, declare.group, experts
+        self._group = declare.group
         self._name = f"layers.{layer}.experts"
         prefix = f"model.layers.{layer}.{names.block}"
         hidden, inner = description.hidden_size, experts.inner_size
@@ -69,46 +69,32 @@ class ExpertMlp:
             return Wanted.column_slice(full_name, (hidden, inner), *share)
 
         both = [[rows(e, names.gate), rows(e, names.up)] for e in range(experts.num)]
-        self._gate_up = GroupedLinear(declare, both)
-        self._down = GroupedLinear(declare, [[columns(e)] for e in range(experts.num)])
+        gate_up = GroupedLinear(declare, both).operator
+        down = GroupedLinear(declare, [[columns(e)] for e in range(experts.num)]).operator
+        self._experts = declare.ops.expert_layer(experts, gate_up, down)
         self._shared: GatedMlp | None = None
         if experts.shared_size:
             shared = f"{prefix}.{names.shared}"
             self._shared = GatedMlp(declare, description, shared, layer, experts.shared_size)
 
     def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
-        bias_E = None if self._bias is None else self._bias.values  # noqa: N806 - shape suffix
-        chosen_TK, weights_TK = choose_experts(self._router(x_TH).float(), bias_E, self._rule)  # noqa: N806
-        out_TH = self._of_experts(x_TH, chosen_TK, weights_TK)  # noqa: N806
+        out_TH = self._experts(x_TH, self._router(x_TH).float(), self._bias_E)  # noqa: N806 - shape suffix
         if self._shared is not None:
             out_TH = out_TH + self._shared.share(x_TH)  # noqa: N806
         return self._group.all_reduce(self._name, out_TH)
 
-    def record(self, tape: Tape, x: Any) -> None:
-        """Which experts there are to multiply with is known only when the router has spoken."""
-        tape.add_called(lambda x_TH, _: self(x_TH), x)
+    @property
+    def _bias_E(self) -> torch.Tensor | None:  # noqa: N802 - shape suffix
+        return None if self._bias is None else self._bias.values
 
-    def _of_experts(
-        self,
-        x_TH: torch.Tensor,
-        chosen_TK: torch.Tensor,  # noqa: N803 - shape suffix
-        weights_TK: torch.Tensor,  # noqa: N803
-    ) -> torch.Tensor:
-        """This rank's share of the weighed sum over each token's experts."""
-        num_tokens, num_chosen = chosen_TK.shape
-        order_R = chosen_TK.flatten().argsort(stable=True)  # noqa: N806
-        counts_E = chosen_TK.flatten().bincount(minlength=self._rule.num)  # noqa: N806
-        starts = torch.nn.functional.pad(counts_E.cumsum(0), (1, 0)).cpu()
-        x_RH = x_TH.index_select(0, order_R // num_chosen)  # noqa: N806
-        out_RH = self._down(self._ops.gated_silu(self._gate_up(x_RH, starts)), starts)  # noqa: N806
-        place_R = torch.empty_like(order_R)  # noqa: N806
-        place_R[order_R] = torch.arange(len(order_R), device=order_R.device)
-        out_TKH = out_RH.float().index_select(0, place_R).view(num_tokens, num_chosen, -1)  # noqa: N806
-        # One after the other: a sum over a dimension may take another order for another number of tokens.
-        out_TH = out_TKH[:, 0] * weights_TK[:, :1]  # noqa: N806
-        for place in range(1, num_chosen):
-            out_TH = out_TH + out_TKH[:, place] * weights_TK[:, place : place + 1]  # noqa: N806
-        return out_TH
+    def record(self, tape: Tape, x: Any) -> None:
+        """Takes down `__call__` with the addition to the residual stream."""
+        scores = tape.product(self._router.operators, x, None, "scores")
+        share = tape.experts(self._experts, scores, self._bias_E, x)
+        if self._shared is not None:
+            self._shared.record_share(tape, share, x)
+        reduce = partial(self._group.all_reduce, self._name) if self._group.size > 1 else None
+        tape.add_share(share, reduce)
 
 
 Mlp = ExpertMlp | GatedMlp

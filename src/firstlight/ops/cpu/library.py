@@ -25,7 +25,8 @@ from firstlight.ops.cpu.build import COMPILE_LIMIT_S, SOURCES, BuildError, compi
 
 EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY = range(10)
 TOP, EXPERTS, PACK, COPY = range(10, 14)
-ADD_TO_OUTPUT, LOGIT_ROWS, TO_SLOTS = 1, 2, 4
+CHOOSE, SORT, GATHER, COMBINE, LATENT, BY_HEAD = range(14, 20)
+ADD_TO_OUTPUT, LOGIT_ROWS, TO_SLOTS, EACH, PER_HEAD = 1, 2, 4, 8, 16
 KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.int8: 2}  # `KVType` in `native/program.h`
 INSTRUCTION_SETS = {4: "AVX-512", 2: "AVX2", 1: "portable"}
 PORTABLE = 1
