@@ -19,7 +19,7 @@ import torch
 from firstlight.base.blackbox.layout import NUMBER_BITS
 from firstlight.ops.contract import AttentionShape, Collective, LatentRows
 from firstlight.ops.cpu.expert_layer import NativeExpertLayer, Room
-from firstlight.ops.cpu.latent import LatentHeads
+from firstlight.ops.cpu.latent import latent_ops
 from firstlight.ops.cpu.library import (
     ADD_TO_OUTPUT,
     COPY,
@@ -126,7 +126,8 @@ class NativeTape:
         rows = self._codes_of(x) if layer.takes_codes else self._floats_of(x)
         recorded = layer.record(rows, scores, bias_E, self._share, room)
         self._kept.append(recorded.starts)
-        self._append_all(recorded.ops, "experts")
+        for op in recorded.ops:
+            self._append(op, "experts")
         return self._share
 
     def add_to_share(self, share: torch.Tensor, weights: Sequence[Any], x: Activation) -> None:
@@ -180,20 +181,10 @@ class NativeTape:
         return Activation(op, width, 2, 3, name)
 
     def attend_latents(self, rows: LatentRows, layer: int, norm: tuple[torch.Tensor, float]) -> Activation:
-        shape, heads = self._shape, LatentHeads(rows, self._shape.num_heads)
-        keys = self._keys[layer]
-        still = self._buffers.floats("queries by head", heads.still_width)
-        query = self._buffers.floats("queries over latents", shape.num_heads * shape.head_size)
-        by_head = self._buffers.floats("latents by head", shape.num_heads * shape.out_size)
-        attended = self._buffers.floats("attended", heads.value_width)
-        self._append(heads.turn_op(norm, keys, still, query), "rotary and KV write")
-        self._append_all(heads.key_ops(still, query, self._buffers), "keys of heads")
-        op = attention_op(shape, query.shape[1], keys.dtype)
-        op.p[0], op.p[1], op.p[2] = address(query), address(keys), address(keys)
-        self._append(op, "attention")
-        latents = self._floats_of(Activation(op, by_head.shape[1], 3, 4, "attended latents"))
-        self._append_all(heads.value_ops(latents, by_head, attended, self._buffers), "values of heads")
-        return Activation(op, attended.shape[1], 3, 4, "attended", floats=attended)
+        recorded = latent_ops(rows, norm, self._keys[layer], self._shape, self._buffers)
+        for name, op in recorded.named:
+            self._append(op, name)
+        return Activation(op, recorded.attended.shape[1], 3, 4, "attended", floats=recorded.attended)
 
     def attend(
         self, qkv: torch.Tensor, layer: int, norms: tuple[torch.Tensor | None, ...], eps: float
@@ -303,10 +294,6 @@ class NativeTape:
         else:
             self._append(Op(QUANTIZE, n=(x.width,), p=(address(x.floats), codes.address)), "codes")
         return codes
-
-    def _append_all(self, ops: Sequence[Op], name: str) -> None:
-        for op in ops:
-            self._append(op, name)
 
 
 def _no_batch() -> Any:
