@@ -37,20 +37,32 @@ class Variant:
 
 def _without_fc(drafter: Eagle3Drafter) -> Eagle3Drafter:
     """Takes the late state as it is."""
-    drafter.fuse = lambda states_TCH: states_TCH[:, -1].to(drafter.fc.weight.dtype)  # type: ignore[method-assign]
+
+    def fuse(states_TCH: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+        return states_TCH[:, -1].to(drafter.fc.weight.dtype)
+
+    drafter.fuse = fuse  # type: ignore[method-assign]
     return drafter
 
 
 def _without_residual(drafter: Eagle3Drafter) -> Eagle3Drafter:
     """Adds nothing of the state to what attention gives."""
-    finish = drafter.finish
-    drafter.finish = lambda attended, residual: finish(attended, torch.zeros_like(residual))  # type: ignore[method-assign]
+    whole = drafter.finish
+
+    def finish(attended_TI: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        return whole(attended_TI, torch.zeros_like(residual_TH))
+
+    drafter.finish = finish  # type: ignore[method-assign]
     return drafter
 
 
 def _without_final_norm(drafter: Eagle3Drafter) -> Eagle3Drafter:
     """Gives the output to the head as it is."""
-    drafter.logits = lambda output_TH: drafter.lm_head(output_TH)  # type: ignore[method-assign]
+
+    def logits(output_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        return drafter.lm_head(output_TH)
+
+    drafter.logits = logits  # type: ignore[method-assign]
     return drafter
 
 

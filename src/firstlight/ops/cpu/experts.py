@@ -77,6 +77,5 @@ class NativeExperts:
         return Op(EXPERTS, PER_HEAD, n=sizes, p=self._places(x, out_TNO))
 
     def _places(self, x: Codes | torch.Tensor, out: torch.Tensor) -> tuple[int | None, ...]:
-        is_coded = isinstance(x, Codes)
-        codes, floats = (x.address, None) if is_coded else (None, address(x))
+        codes, floats = (x.address, None) if isinstance(x, Codes) else (None, address(x))
         return address(self.packed), codes, floats, address(out)

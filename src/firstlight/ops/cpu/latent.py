@@ -23,7 +23,7 @@ from firstlight.ops.heads import HeadsByGroup
 
 @dataclass(frozen=True)
 class LatentOps:
-    """The operators with their names for the black box; `attended` [.., N * V] is what the last one writes."""
+    """Operators with their names for the black box; `attended` [.., N * V] is what the last one writes."""
 
     named: list[tuple[str, Op]]
     attended: torch.Tensor
