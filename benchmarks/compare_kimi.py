@@ -43,11 +43,15 @@ from firstlight.models.small_kimi import SMALLEST_HIDDEN, WRAPPER, kimi_of_hidde
 VOCAB_SIZE = 4096
 TYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 PROMPT, NEW, CROWD, LONG = 64, 32, 8, 512
-MEASURES = (
-    Measure("decode, batch 1, tokens/s", 1, PROMPT, 1.0, NEW),
-    Measure(f"concurrency {CROWD}, tokens/s", CROWD, PROMPT, 1.0, NEW),
-    Measure(f"prefill of {LONG}, tokens/s", 1, LONG, 1.0, 1),
-)
+
+
+def measures(num_new: int) -> tuple[Measure, ...]:
+    """What is compared; answers have so many tokens."""
+    return (
+        Measure("decode, batch 1, tokens/s", 1, PROMPT, 1.0, num_new),
+        Measure(f"concurrency {CROWD}, tokens/s", CROWD, PROMPT, 1.0, num_new),
+        Measure(f"prefill of {LONG}, tokens/s", 1, LONG, 1.0, 1),
+    )
 
 
 class Unpacking(PackedExperts):
@@ -113,8 +117,9 @@ def write_models(folder: Path, most_bytes: int, layers: int, experts: int) -> Mo
     return description
 
 
-def compare(folder: Path, result: Result, dtypes: list[str], rounds: int, console: Console) -> None:
+def compare(folder: Path, result: Result, arguments: argparse.Namespace, console: Console) -> None:
     """Both servers stay up; theirs come one after the other."""
+    rounds = arguments.rounds
     threads = result.threads
     flags = ["--max-model-len", "1024", "--no-prefix-cache"]
     runs = {"1 rank": ["--threads", str(threads)]}
@@ -130,10 +135,10 @@ def compare(folder: Path, result: Result, dtypes: list[str], rounds: int, consol
         for one in ours.values():
             stack.callback(one.close)
         draw = torch.Generator().manual_seed(0)
-        for dtype in dtypes:
+        for dtype in arguments.dtypes.split(","):
             theirs = Theirs(folder / "unpacked", TYPES[dtype])
             for number in range(rounds + 1):  # the first one warms up
-                for measure in MEASURES:
+                for measure in measures(arguments.new):
                     shape = (measure.num_prompts, measure.prompt_tokens)
                     prompts = torch.randint(300, VOCAB_SIZE, shape, generator=draw).tolist()
                     values = {who: one.run(measure, prompts) for who, one in ours.items()}
@@ -148,9 +153,8 @@ def compare(folder: Path, result: Result, dtypes: list[str], rounds: int, consol
 
 def rows_of(result: Result) -> list[tuple[str, ...]]:
     """A row for each measure, and one of memory."""
-    rows = [
-        (m.name, *(f"{median(values[m.name]):,.2f}" for values in result.rounds.values())) for m in MEASURES
-    ]
+    named = next(iter(result.rounds.values()))
+    rows = [(name, *(f"{median(values[name]):,.2f}" for values in result.rounds.values())) for name in named]
     memory = [result.pss_bytes.get(who) for who in result.rounds]
     rows.append(("memory (PSS), MB", *("" if num is None else f"{num / 1e6:,.0f}" for num in memory)))
     return rows
@@ -162,6 +166,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--experts", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--new", type=int, default=NEW, help="tokens of an answer")
     parser.add_argument("--dtypes", default="bf16,f32", help="of transformers")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"), help="folder")
     arguments = parser.parse_args()
@@ -185,7 +190,7 @@ def main() -> int:
             versions = {"torch": str(torch.__version__), "transformers": transformers.__version__}
             result = Result(facts, threads, versions)
             console.print(f"{facts}, {threads} threads", markup=False)
-            compare(Path(scratch), result, arguments.dtypes.split(","), arguments.rounds, console)
+            compare(Path(scratch), result, arguments, console)
     except FirstlightError as error:
         console.print(f"error: {error.explain()}", markup=False)
         return error.exit_code
