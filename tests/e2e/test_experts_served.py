@@ -12,16 +12,21 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from msgspec.structs import replace
 
 from firstlight.drafter.explain.ranks import states_of_ranks
 from firstlight.drafter.export import GGUF, NATIVE, SGLANG, SPECULATORS, VLLM
 from firstlight.drafter.gates import unroll_gate
+from firstlight.drafter.make_drafter import initialise, new_drafter
+from firstlight.drafter.objective import make_teacher, unrolled
+from firstlight.drafter.packing import rows_of
 from firstlight.drafter.shards import read_shard
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import read_ends
 from firstlight.drafter.train_settings import HEADS, LATENT
 from firstlight.facts.drafter_config import LAYER_IDS
-from support.kimi_run import ANSWER_TOKENS, KimiRun, make_kimi_run
+from firstlight.models.eagle3_latent import make_drafter
+from support.kimi_run import ANSWER_TOKENS, TRAINING, KimiRun, make_kimi_run
 from support.serving import RunningServer
 
 pytestmark = pytest.mark.timeout(600)
@@ -72,6 +77,22 @@ def test_training_equals_serving(run: KimiRun, attention: str) -> None:
     shard = read_shard(captured / min(read_manifest(captured).files))
     gate = unroll_gate(run.target, shard, read_ends(run.target.checkpoint), attention)
     assert gate.passed, gate.said
+
+
+@pytest.mark.parametrize("attention", [HEADS, LATENT])
+def test_first_weights_know_something_already(run: KimiRun, attention: str) -> None:
+    captured = run.outs[attention] / "capture"
+    shards = [captured / name for name in read_manifest(captured).files]
+    ends, norm_eps = read_ends(run.target.checkpoint), run.target.checkpoint.description.norm_eps
+    fitted = new_drafter(run.target, ends, shards, replace(TRAINING, attention=attention)).drafter
+    plain = make_drafter(fitted.config, ends.embedding)
+    plain.target_ids_R.copy_(fitted.target_ids_R)
+    initialise(plain, ends)
+    teacher = make_teacher(ends, fitted.target_ids_R, norm_eps)
+    (row, *_) = rows_of(read_shard(shards[0]), 10_000, lambda document: True)
+    with torch.no_grad():
+        losses = [float(unrolled(drafter, teacher, row, 1, 1.0).losses_S[0]) for drafter in (fitted, plain)]
+    assert losses[0] < 0.5 * losses[1]
 
 
 def test_each_engine_gets_the_architecture_that_it_knows(run: KimiRun) -> None:
