@@ -72,10 +72,12 @@ lossless: $(TEST)  ## 64 answers of the real model with drafts and without, toke
 sanitize:  ## the native operators on random shapes, under AddressSanitizer, UBSan and ThreadSanitizer
 	tests/native/build.sh build/fuzz-address -fsanitize=address,undefined -fno-sanitize-recover=undefined
 	build/fuzz-address $(or $(ARGS),200)
+	build/fuzz-address-exchange $(or $(ARGS),200)
 	tests/native/build.sh build/fuzz-emulated -fsanitize=address,undefined -fno-sanitize-recover=undefined -DFL_EMULATE_VNNI
 	build/fuzz-emulated $(or $(ARGS),200)
 	tests/native/build.sh build/fuzz-thread -fsanitize=thread
 	build/fuzz-thread $(or $(ARGS),40)
+	build/fuzz-thread-exchange $(or $(ARGS),200)
 
 instructions: $(TEST)  ## count the native operators' instructions anew, as the budget that tests/native compares with
 	PYTHONPATH=src:tests $(BIN)/python -m support.instructions

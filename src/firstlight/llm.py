@@ -64,7 +64,8 @@ class LLM:
     """A model in this process.
 
     `model` is a GGUF file, a Hugging Face folder, a hub id, or None for the embedded default. `engine` takes
-    the fields of `base.config.EngineSection`: max_model_len, kv_memory_bytes, threads, device, …
+    the fields of `base.config.EngineSection`: max_model_len, kv_memory_bytes, threads, device, …; and
+    `trust_remote_code`, which runs the folder's own code where its tokenizer cannot be read without.
     `on_phase(phase, done, total, unit, detail)` hears of every step, in place of the bars that `progress`
     draws. Raises `FirstlightError`s that say what to do.
     """
@@ -81,11 +82,12 @@ class LLM:
     ) -> None:
         self._show_progress = progress and on_phase is None
         self._on_phase = on_phase
+        trusts = bool(engine.pop("trust_remote_code", False))
         path = str(resolve_model(model))
         section, note = with_shipped_drafter(_engine_section(engine), path)
         checkpoint = open_checkpoint(path)
         require_fit(checkpoint, section)
-        self.text = TextModel.load(path, chat_template)
+        self.text = TextModel.load(path, chat_template, trust_remote_code=trusts)
         with _progress("loading", "bytes", shown=self._show_progress) as bar:
             started = start(
                 checkpoint,

@@ -89,6 +89,7 @@ def test_two_ranks_draft_what_one_rank_drafts_over_experts(tmp_path: Path) -> No
     (tmp_path / "drafter").mkdir()
     save_eagle3(tmp_path / "drafter", tiny_eagle3(**LATENT), torch.float32)
     drafting = {"drafter": str(tmp_path / "drafter"), "draft_tokens": 3, "draft_adapt": False}
+    drafting["expert_parallel"] = True  # of the others each rank has a share of every expert
     workload = [
         submit(f"{n}", range(3 + n, 30), max_tokens=20, ignore_eos=True, logprobs=1) for n in range(4)
     ]

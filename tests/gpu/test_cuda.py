@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from firstlight.engine.replay import EagerReplay
+from firstlight.ops.cuda.step_clock import EventClock
+from firstlight.ops.step_clock import Kind
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.engines import Harness, submit
 
@@ -42,3 +44,14 @@ def test_graphs_give_the_eager_tokens(model: Path) -> None:
 def test_bfloat16_serves(model: Path) -> None:
     results = Harness(model, dtype="auto", device="cuda").run([submit("r", PROMPTS["r2"], max_tokens=16)])
     assert len(results["r"].tokens) == 16
+
+
+def test_events_add_up_to_the_turn() -> None:
+    clock, x = EventClock(), torch.rand(2048, 2048, device="cuda")
+    torch.mm(x, x)
+    clock.turn(on=True)
+    for _ in range(50):
+        clock.run(Kind.MATRICES, torch.mm, x, x)
+    spent_ns, all_ns = clock.turn(on=False)
+    assert spent_ns[Kind.MATRICES] > spent_ns[Kind.PYTHON] >= 0
+    assert sum(spent_ns) == pytest.approx(all_ns, rel=0.1)

@@ -16,4 +16,5 @@ if [ "$(uname -m)" = x86_64 ]; then
     kernels avx512 "$avx512"
 fi
 ${CXX:-g++} $flags "$here/fuzz.cpp" "$native/pool.cpp" "$out".*.o -o "$out"
+${CXX:-g++} $flags "$here/exchange.cpp" "$native/exchange.cpp" -o "$out-exchange"
 rm -f "$out".*.o

@@ -317,7 +317,7 @@ static void fuzz_routing(void* pool) {
     Step step = {};
     step.num_rows = rows;
     run(pool, {choose, make(OP_SORT, {experts, chosen}, {taken.data(), starts.data(), order.data(), place.data()}), gather,
-               make(OP_COMBINE, {width, chosen}, {moved.data(), place.data(), weights.data(), out.data()})}, step);
+               make(OP_COMBINE, {width, chosen, 0, experts}, {moved.data(), place.data(), weights.data(), out.data(), starts.data()})}, step);
     require(starts[0] == 0 && starts[(size_t)experts] == rows * chosen, "starts of experts");
     for (int64_t e = 0; e < experts; e++)
         for (int64_t i = starts[(size_t)e]; i < starts[(size_t)e + 1]; i++)
@@ -345,9 +345,8 @@ static void fuzz_heads(void* pool) {
     for (int64_t h = 0; h < heads; h++) packed.insert(packed.end(), w.packed.begin(), w.packed.end());
     Step step = {};
     step.num_rows = rows;
-    Op product = make(OP_EXPERTS, {w.format, w.outputs, w.inputs, wide, heads, w.outputs},
+    Op product = make(OP_HEADS, {w.format, w.outputs, w.inputs, wide, heads, w.outputs},
                       {packed.data(), nullptr, moved.data(), out.data()});
-    product.flags = PER_HEAD;
     run(pool, {make(OP_BY_HEAD, {heads, w.inputs}, {x.data(), moved.data()}), product}, step);
     std::vector<float> alone((size_t)(rows * heads * w.outputs));
     step.num_rows = rows * heads;

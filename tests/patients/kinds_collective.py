@@ -1,6 +1,6 @@
 """Patients whose ranks do not meet: at the rendezvous, in a collective, or in each other's pipes.
 
-Listed by `kinds`. Invariant: the ranks wait in real gloo operations or real pipes.
+Listed by `kinds`. Invariant: the ranks wait in real collectives or real pipes.
 """
 
 from __future__ import annotations
@@ -56,11 +56,13 @@ def _lost_plan(ward: Ward) -> Patient:
 def _other_branch(ward: Ward) -> Patient:
     number = ward.random.randrange(20, 200)
     mistake = change("rank 1", "firstlight.ops.collectives", "other_collective", number=number)
-    return _diverged(ward, mistake, f"sum {number}")
+    # Memory that ranks share tells at once that they are apart; gloo lets them wait for each other.
+    return _diverged(ward, mistake, f"sum {number}", "--collectives", "gloo")
 
 
-def _diverged(ward: Ward, mistake: dict[str, str], note: str) -> Patient:
-    server = Server(ward, ward.models / TINY, "--tensor-parallel", "2", *SLOW_TO_JUDGE, variables=mistake)
+def _diverged(ward: Ward, mistake: dict[str, str], note: str, *flags: str) -> Patient:
+    flags = ("--tensor-parallel", "2", *flags, *SLOW_TO_JUDGE)
+    server = Server(ward, ward.models / TINY, *flags, variables=mistake)
     Load(ward, server.ready())
     until_steps_end(server)
     return server.patient(note)

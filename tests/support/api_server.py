@@ -22,6 +22,7 @@ from firstlight.engine.messages import Submit
 from firstlight.serve.client import EngineClient
 from firstlight.serve.http_server import HttpServer
 from firstlight.serve.metrics import Metrics
+from firstlight.serve.parsing.registry import choose_parsers
 from firstlight.serve.process import make_http
 from firstlight.serve.server import Server
 from firstlight.text.model import TextModel
@@ -59,10 +60,11 @@ class ApiServer:
         )
         self.metrics = Metrics()
         self.client = EngineClient(run_dir, self.metrics.on_step)
-        server = Server(
-            self.config, text or byte_text(), self.client, self.metrics, frozenset({END}), defaults or {}
-        )
-        self.engine = FakeEngine(run_dir, script or says("Hello!"))
+        text = text or byte_text()
+        parsers = choose_parsers("auto", "auto", "llama", lambda token: text.token_id(token) is not None)
+        ends = frozenset({END if text.eos_token_id is None else text.eos_token_id})
+        server = Server(self.config, text, self.client, self.metrics, ends, defaults or {}, parsers)
+        self.engine = FakeEngine(run_dir, script or says("Hello!"), max(300, text.vocab_size))
         self._is_ready = ready
         self._http: HttpServer = make_http(server, keys)
         self._listener = _listener(section.get("uds"))

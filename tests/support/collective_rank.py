@@ -1,4 +1,4 @@
-"""A rank of a gloo group as a process: `python collective_rank.py RANK RENDEZVOUS SCENARIO DEADLINE_S`.
+"""A rank of a group as a process: `python collective_rank.py RANK RENDEZVOUS SCENARIO DEADLINE_S MEANS`.
 
 Says "imported" once torch is there, waits for a line, joins, and prints what came of the scenario as JSON. So
 the ranks join together, however long their imports took.
@@ -17,7 +17,7 @@ import torch
 
 from firstlight.base.blackbox.recorder import NoBox
 from firstlight.base.errors import EngineError
-from firstlight.ops.collectives import Group, join, leave
+from firstlight.ops.collectives import Group, Wish, join
 
 
 class Trail(NoBox):
@@ -79,10 +79,16 @@ def dead(group: Group) -> dict[str, Any]:
     return fails(group)
 
 
-def fails(group: Group) -> dict[str, Any]:
+def apart(group: Group) -> dict[str, Any]:
+    """The ranks are in different collectives."""
+    group.all_reduce("layers.0.mlp", torch.ones(1))
+    return fails(group, "layers.1.attention" if group.rank else "experts")
+
+
+def fails(group: Group, name: str = "layers.1.attention") -> dict[str, Any]:
     started_s = time.monotonic()
     try:
-        group.all_reduce("layers.1.attention", torch.ones(1))
+        group.all_reduce(name, torch.ones(1))
     except EngineError as error:
         seconds = time.monotonic() - started_s
         return {
@@ -94,14 +100,18 @@ def fails(group: Group) -> dict[str, Any]:
     return {"error": None}
 
 
+SCENARIOS = {"agree": agree, "absent": absent, "dead": dead, "apart": apart}
+
+
 def main() -> None:
-    rank, rendezvous, scenario, deadline_s = sys.argv[1:5]
+    rank, rendezvous, scenario, deadline_s, means = sys.argv[1:6]
     print("imported", flush=True)
     sys.stdin.readline()
-    group = join(Group(int(rank), 2, float(deadline_s), recorder=TRAIL), Path(rendezvous), "cpu")
-    print(json.dumps({"agree": agree, "absent": absent, "dead": dead}[scenario](group)), flush=True)
+    group = Group(int(rank), 2, float(deadline_s), recorder=TRAIL)
+    join(group, Path(rendezvous), Wish(means=means))
+    print(json.dumps(SCENARIOS[scenario](group)), flush=True)
     if scenario == "agree":
-        leave()
+        group.leave()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """An engine for tests of the api process: real sockets, scripted tokens, no model.
 
-It answers a `Submit` with the tokens of its script, one a step, and records every message. Invariant: what a
+It answers a `Submit` with the tokens of its script, one a step, and the end of a profile with an empty one;
+it records every message. Invariant: what a
 test waits for has a deadline.
 """
 
@@ -26,9 +27,11 @@ from firstlight.engine.messages import (
     Drain,
     EngineStats,
     FromEngine,
+    Profile,
     Ready,
     SequenceOutput,
     StepOutputs,
+    StopProfile,
     Submit,
     ToEngine,
     TokenLogprobs,
@@ -38,6 +41,19 @@ from firstlight.engine.messages import (
 
 DEADLINE_S = 10.0
 STEP_S = 0.001  # a step of a sequence without end; others go as fast as they can
+
+
+EMPTY_PROFILE = Profile(
+    num_ranks=1,
+    num_steps=0,
+    num_plain_steps=0,
+    num_other_steps=0,
+    window_s=1.0,
+    other_s=0.0,
+    idle_s=1.0,
+    overhead=None,
+    groups=[],
+)
 
 
 @dataclass
@@ -62,7 +78,8 @@ class _Running:
 class FakeEngine:
     """`script(submit)` decides what each sequence gets. Runs in its own thread from `start` to `stop`."""
 
-    def __init__(self, run_dir: Path, script: Callable[[Submit], Script]) -> None:
+    def __init__(self, run_dir: Path, script: Callable[[Submit], Script], vocab_size: int = 300) -> None:
+        self._sizes = (256 if vocab_size <= 300 else 4096, vocab_size)  # longest sequence, vocabulary
         self._run_dir = run_dir
         self._script = script
         self._received: list[ToEngine] = []
@@ -76,7 +93,7 @@ class FakeEngine:
 
     def start(self, *, ready: bool = True) -> FakeEngine:
         if ready:
-            self.send(Ready(256, 300, {"layout": "none"}))
+            self.send(Ready(*self._sizes, {"layout": "none"}))
         self._thread.start()
         return self
 
@@ -153,12 +170,12 @@ class FakeEngine:
             for request_id in message.request_ids:
                 if self._running.pop(request_id, None):
                     self.send(_ended(SequenceOutput(request_id, [], finish_reason=FINISH_ABORT)))
-        else:
-            assert isinstance(message, Drain)
-            if message.deadline_s == 0:
-                for request_id in self._running:
-                    self.send(_ended(SequenceOutput(request_id, [], finish_reason=FINISH_ABORT)))
-                self._running.clear()
+        elif isinstance(message, StopProfile):
+            self.send(EMPTY_PROFILE)
+        elif isinstance(message, Drain) and message.deadline_s == 0:
+            for request_id in self._running:
+                self.send(_ended(SequenceOutput(request_id, [], finish_reason=FINISH_ABORT)))
+            self._running.clear()
         with self._news:
             self._received.append(message)
             self._news.notify_all()

@@ -16,7 +16,7 @@ from firstlight.engine.tree import lay_out
 from firstlight.models.layers.linear import StoredMatrix
 from firstlight.ops.contract import AttentionShape, StepRows
 from firstlight.quant.int4 import int4_blocks
-from firstlight.quant.int8 import scaled_blocks
+from firstlight.quant.scaled import scaled_blocks
 from firstlight.quant.weight import Weight
 from support import nested
 from support.quantised import four_bits, small_floats

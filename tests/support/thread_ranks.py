@@ -1,10 +1,11 @@
-"""Ranks as threads of one process, with collectives over shared memory: several ranks without processes.
+"""Ranks as threads of one process, with collectives over memory: several ranks without processes.
 
-Used by the tests of recorded steps. Invariant: sums are made in the order of the ranks.
+Used by the tests of recorded steps and of experts. Invariant: sums are made in the order of the ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,19 @@ DEADLINE_S = 60.0
 
 
 class ThreadRanks:
-    """The ranks of one model, which run plans together."""
+    """The ranks of one model, which run plans together. `capture`: layers whose states every rank keeps."""
 
-    def __init__(self, path: Path, num_ranks: int, **section: Any) -> None:
+    def __init__(
+        self, path: Path, num_ranks: int, dtype: str = "auto", capture: Sequence[int] = (), **section: Any
+    ) -> None:
         meeting = Meeting(num_ranks, DEADLINE_S)
         self._pool = ThreadPoolExecutor(num_ranks)
         sizes = {"threads": 1, "kv_memory_bytes": 2**25, "tensor_parallel": num_ranks, **section}
 
         def one(rank: int) -> Started:
             group = ThreadGroup(rank, meeting)
-            return start(open_checkpoint(path), "auto", EngineSection(**sizes), group, lambda *_, **__: None)
+            checkpoint, section = open_checkpoint(path), EngineSection(**sizes)
+            return start(checkpoint, dtype, section, group, lambda *_, **__: None, capture)
 
         self.started = list(self._pool.map(one, range(num_ranks)))
 

@@ -25,6 +25,7 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True):
     served_names: tuple[str, ...]
     dtype: str = "auto"  # "auto": the fastest layouts for the device; "float32": the oracle, rounds nothing
     chat_template: str | None = None  # path of a Jinja file that replaces the model's own
+    trust_remote_code: bool = False  # run the folder's own code where its tokenizer cannot be read without
 
 
 class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +33,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str = "cpu"  # "cpu" or "cuda"
     tensor_parallel: int = 1
+    expert_parallel: bool = False  # each rank holds whole experts instead of a share of all
     threads: int = 0  # operator threads of each rank; 0: the cores divided by the ranks
     cpu_kernels: str = "auto"  # "native": our own; "stock": PyTorch's; "auto": our own where they load
     max_num_seqs: int = 256  # sequences in one step
@@ -44,6 +46,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = True
     max_queue: int = 1024  # waiting requests; one more is answered 429
     collective_deadline_s: float = 60.0
+    collectives: str = "auto"  # "shared-memory", "gloo"; "auto": shared memory where it can be had
     # "ngram", "none", or the path of a drafter or a draft model; None: the one that comes with the model
     drafter: str | None = None
     draft_tokens: int = 3  # drafts of a sequence that a step verifies one behind the other, at most
@@ -76,6 +79,8 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
     max_top_logprobs: int = 20
     request_timeout_s: float = 600.0
     drain_s: float = 10.0  # how long a graceful stop waits for running requests
+    tool_call_parser: str = "auto"  # "none", or a family of serve.parsing; "auto": that of the model
+    reasoning_parser: str = "auto"
     log_format: str = "text"  # "text" or "json"
 
 

@@ -85,11 +85,22 @@ MODEL_SETTINGS = (
         choices=("auto", "float32"),
     ),
     _model("chat-template", "chat_template", "Jinja file that replaces the model's own chat template."),
+    _model(
+        "trust-remote-code",
+        "trust_remote_code",
+        "Run the Python code that came with the model, where its tokenizer cannot be read without. It can do "
+        "whatever you can.",
+    ),
 )
 
 ENGINE_SETTINGS = (
     _engine("device", "device", "Where the model runs.", choices=("cpu", "cuda")),
     _engine("tensor-parallel", "tensor_parallel", "Ranks that share every layer.", minimum=1, maximum=64),
+    _engine(
+        "expert-parallel",
+        "expert_parallel",
+        "Each rank holds whole experts, instead of a share of every expert's width.",
+    ),
     _engine(
         "threads",
         "threads",
@@ -141,6 +152,13 @@ ENGINE_SETTINGS = (
         "collective_deadline_s",
         "Seconds a rank waits for the others before it gives up.",
         minimum=1,
+    ),
+    _engine(
+        "collectives",
+        "collectives",
+        "How CPU ranks sum. shared-memory: through memory of this machine, or an error. gloo: over sockets. "
+        "auto: shared memory where it can be had, else gloo. GPUs use NCCL.",
+        choices=("auto", "shared-memory", "gloo"),
     ),
     _engine(
         "drafter",
@@ -201,6 +219,18 @@ SERVER_SETTINGS = (
     _server("max-top-logprobs", "max_top_logprobs", "Largest top_logprobs of a request.", minimum=0),
     _server("request-timeout", "request_timeout_s", "Seconds a request may take in all.", minimum=1),
     _server("drain", "drain_s", "Seconds a graceful stop waits for running requests.", minimum=0),
+    _server(
+        "tool-call-parser",
+        "tool_call_parser",
+        "How the model writes calls of tools. auto: as its family does; none: they stay text.",
+        choices=("auto", "none", "kimi_k2"),
+    ),
+    _server(
+        "reasoning-parser",
+        "reasoning_parser",
+        "How the model marks what it thinks. auto: as its family does; none: it stays text.",
+        choices=("auto", "none", "kimi_k2"),
+    ),
     _server("log-format", "log_format", "How the log is written.", choices=("text", "json")),
 )
 

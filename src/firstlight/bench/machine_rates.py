@@ -1,8 +1,8 @@
 """What this machine can do at best with plain torch operators: read memory, multiply matrices. Measured now.
 
-Used by `bench offline` to say how much of it the engine reaches. Invariant: the figures are the best of
-several passes in this process with its threads, so that a share above 1 can only come from a noisy
-neighbour.
+Used by `bench offline` and `profile` to say how much of it the engine reaches. Invariant: the figures are
+the best of several passes in this process with its threads, so that a share above 1 can only come from a
+noisy neighbour.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ def measure_rates() -> MachineRates:
     dtypes = {name: dtype for name, dtype in _DTYPES.items() if name != "bf16" or has_bf16}
     return MachineRates(
         num_threads=torch.get_num_threads(),
-        read_bytes_per_s=_read_bytes_per_s(),
+        read_bytes_per_s=read_bytes_per_s(),
         matrix_flops={name: _matrix_flops(dtype) for name, dtype in dtypes.items()},
     )
 
 
-def _read_bytes_per_s() -> float:
+def read_bytes_per_s() -> float:
+    """Of memory, by all threads that torch is set to."""
     values = torch.zeros(READ_BYTES // 4)  # written once, so that the pages are there
     values.fill_(1.0)
     fastest_s = min(_best_s(values.sum), _best_s(values.amax))

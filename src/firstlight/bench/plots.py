@@ -13,6 +13,7 @@ from typing import Any
 from firstlight.base.errors import ResourceError
 
 Series = Sequence[tuple[float, float]]
+_LEAST_LABELLED = 4.0  # of a stack: smaller parts have no room for a number
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,23 @@ class Bars:
     goal: float | None = None
 
 
-def save_panels(path: Path, title: str, panels: Sequence[Panel | Bars]) -> None:
+@dataclass(frozen=True)
+class Stacks:
+    """One diagram: lying bars by name, the first on top, each made of parts by name."""
+
+    title: str
+    x_label: str
+    bars: Mapping[str, Mapping[str, float]]
+
+
+def save_panels(path: Path, title: str, panels: Sequence[Panel | Bars | Stacks]) -> None:
     """Draws the panels beside and below each other into a PNG file."""
     from matplotlib.figure import Figure
 
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.4 * rows + 0.5), layout="constrained")
+    is_wide = any(isinstance(panel, Stacks) for panel in panels)
+    figure = Figure(figsize=((8.0 if is_wide else 4.6) * columns, 3.4 * rows + 0.5), layout="constrained")
     figure.suptitle(title, fontsize=10)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat[len(panels) :]:
@@ -53,6 +64,8 @@ def save_panels(path: Path, title: str, panels: Sequence[Panel | Bars]) -> None:
         axis.grid(alpha=0.3)
         if isinstance(panel, Bars):
             _draw_bars(axis, panel)
+        elif isinstance(panel, Stacks):
+            _draw_stacks(axis, panel)
         else:
             _draw_lines(axis, panel)
     try:
@@ -81,3 +94,18 @@ def _draw_bars(axis: Any, panel: Bars) -> None:
     axis.invert_yaxis()
     if panel.goal is not None:
         axis.axvline(panel.goal, linestyle="--", color="black", linewidth=1)
+
+
+def _draw_stacks(axis: Any, panel: Stacks) -> None:
+    """A part has its colour in every bar; one that is nowhere has none."""
+    names = list(panel.bars)
+    parts = dict.fromkeys(part for bar in panel.bars.values() for part, size in bar.items() if size)
+    ends = [0.0] * len(names)
+    for part in parts:
+        sizes = [panel.bars[name].get(part, 0.0) for name in names]
+        drawn = axis.barh(names, sizes, left=ends, label=part)
+        labels = [f"{size:.0f}" if size >= _LEAST_LABELLED else "" for size in sizes]
+        axis.bar_label(drawn, labels, label_type="center", fontsize=8)
+        ends = [end + size for end, size in zip(ends, sizes, strict=True)]
+    axis.invert_yaxis()
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))

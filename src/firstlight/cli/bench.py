@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import typer
 
+from firstlight.cli.bench_collectives import collectives
 from firstlight.cli.bench_engine import blackbox, offline, operators, quality, scheduler, startup
 from firstlight.cli.bench_serving import path, serving, soak
 from firstlight.cli.bench_speculation import speculation
@@ -22,6 +23,7 @@ bench_app = typer.Typer(
 add_command(bench_app, serving)
 add_command(bench_app, offline)
 add_command(bench_app, operators)
+add_command(bench_app, collectives)
 add_command(bench_app, startup)
 add_command(bench_app, quality)
 add_command(bench_app, speculation)

@@ -52,14 +52,11 @@ class Output:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error that a function of (done, total) moves; seldom redrawn, as it costs too."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    """A bar on standard error, or lines where that is no terminal, that a function of (done, total) moves."""
+    from firstlight.drafter.progress import Meter
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with Meter("bench", what, 0) as meter:
+        yield meter.reach
 
 
 def show(*items: Table | str) -> None:

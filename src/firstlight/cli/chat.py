@@ -19,7 +19,7 @@ from firstlight.base.errors import FirstlightError, UsageError, is_text
 from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
-    from firstlight.cli.chat_client import ChatClient
+    from firstlight.cli.chat_client import ChatClient, Piece
 
 _HELP = "/reset forgets the conversation, /system TEXT sets the instruction, /quit or Ctrl-D leaves."
 _LEAVE = ("/quit", "/exit")
@@ -94,6 +94,7 @@ class Conversation:
             "seed": options.seed,
         }
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
+        self._thinks = False  # whether what was shown last is reasoning
 
     def reset(self) -> None:
         """Forget what was said; the instruction stays."""
@@ -113,6 +114,17 @@ class Conversation:
         self._output.flush()
         self._messages = [*messages, {"role": "assistant", "content": answer}]
 
+    def _show(self, piece: Piece) -> None:
+        """What the model says; and on a terminal, dimmed, what it thinks before."""
+        if piece.reasoning and self._is_terminal:
+            self._output.write(f"{_DIM}{piece.reasoning}{_PLAIN}")
+            self._thinks = True
+        elif piece.text and self._thinks:
+            self._output.write("\n\n")
+            self._thinks = False
+        self._output.write(piece.text)
+        self._output.flush()
+
     def _stream(self, messages: list[dict[str, str]]) -> tuple[str, str]:
         """The answer, and a note on its speed and end."""
         head = [{"role": "system", "content": self.system}] if self.system else []
@@ -120,13 +132,14 @@ class Conversation:
         start_s = time.monotonic()
         first_s: float | None = None
         num_tokens, reason = 0, ""
+        self._thinks = False
         answer: list[str] = []
         for piece in self._client.stream(body):
-            if piece.text and first_s is None:  # the first piece of many servers carries a role only
+            said = piece.text or piece.reasoning
+            if said and first_s is None:  # the first piece of many servers carries a role only
                 first_s = time.monotonic()
             answer.append(piece.text)
-            self._output.write(piece.text)
-            self._output.flush()
+            self._show(piece)
             num_tokens = piece.num_tokens or num_tokens
             reason = piece.finish_reason or reason
         if first_s is None or not num_tokens:

@@ -26,6 +26,7 @@ class Piece:
     """Part of an answer. `finish_reason` and `num_tokens` (of the whole answer) come with the last ones."""
 
     text: str = ""
+    reasoning: str = ""  # what the model thinks before it speaks
     finish_reason: str | None = None
     num_tokens: int | None = None
 
@@ -98,8 +99,10 @@ def _piece(data: str) -> Piece:
         )
     usage = event.get("usage") or {}
     choice: dict[str, Any] = next(iter(event.get("choices") or []), {})
+    delta = choice.get("delta") or {}
     return Piece(
-        text=(choice.get("delta") or {}).get("content") or "",
+        text=delta.get("content") or "",
+        reasoning=delta.get("reasoning_content") or delta.get("reasoning") or "",
         finish_reason=choice.get("finish_reason"),
         num_tokens=usage.get("completion_tokens"),
     )

@@ -25,6 +25,7 @@ VALUE_FLAGS = frozenset(
         "backend-python",
         "chat-template",
         "collective-deadline",
+        "collectives",
         "config",
         "cpu-kernels",
         "cors-origin",
@@ -55,6 +56,7 @@ VALUE_FLAGS = frozenset(
         "on-stall",
         "page-size",
         "port",
+        "reasoning-parser",
         "request-timeout",
         "served-name",
         "stall-look",
@@ -63,10 +65,18 @@ VALUE_FLAGS = frozenset(
         "threads",
         "tls-cert",
         "tls-key",
+        "tool-call-parser",
         "uds",
     }
 )
-SWITCHES = frozenset({"debug", "draft-adapt", "no-draft-adapt", "prefix-cache", "no-prefix-cache"})
+SWITCHES = frozenset(
+    {"debug"}
+    | {
+        f"{no}{name}"
+        for name in ("draft-adapt", "expert-parallel", "prefix-cache", "trust-remote-code")
+        for no in ("", "no-")
+    }
+)
 _TEXTS = ("host", "uds", "tls-cert", "tls-key")
 _early: Early | None = None
 

@@ -47,6 +47,7 @@ def _add_the_rest(app: typer.Typer) -> None:
     from firstlight.cli.grammar import grammar
     from firstlight.cli.make_model import make_model
     from firstlight.cli.plan import PLAN_SETTINGS, plan
+    from firstlight.cli.profile import profile
     from firstlight.cli.ps import ps
     from firstlight.cli.run import RUN_SETTINGS, run
     from firstlight.cli.stop import stop
@@ -59,6 +60,7 @@ def _add_the_rest(app: typer.Typer) -> None:
     add_command(app, make_model)
     add_command(app, env, settings=ENGINE_SETTINGS)
     add_command(app, plan, settings=PLAN_SETTINGS)
+    add_command(app, profile)
     add_command(app, blackbox)
     add_command(app, doctor)
     add_command(app, grammar)

@@ -6,6 +6,7 @@ Registered by `cli.main`. Invariant: the folder appears whole or not at all, and
 from __future__ import annotations
 
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 INT4, PLAIN = "int4", "plain"
-VOCAB_SIZE = 4096  # where no tokenizer says
+END_OF_TURN = "<|im_end|>"  # what the published configuration names; the tokenizer's own names [EOS]
 # Beside the weights: whatever of these the other model has.
 TEXT_FILES = (
     "tokenizer.json",
@@ -49,7 +50,11 @@ class MakeModelOptions:
         str, typer.Option(metavar="int4|plain", help="Of routed experts; int4 is what is published.")
     ] = INT4
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="A model whose tokenizer and chat template it gets.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="A model whose tokenizer and chat template it gets. Without it: small ones of its own kind.",
+        ),
     ] = None
     seed: Annotated[int, typer.Option(help="The weights are drawn from it.")] = 0
     debug: Debug = False
@@ -61,7 +66,7 @@ def make_model(options: MakeModelOptions) -> None:
     Tensor names, nesting, packing and configuration are those of the published model.
 
     Examples:
-      firstlight make-model kimi-k2.5 tiny --tokenizer smollm2
+      firstlight make-model kimi-k2.5 tiny
       firstlight make-model kimi-k2.5 big --size 2G --layers 8 --experts 32
     """
     if options.like != "kimi-k2.5":
@@ -83,36 +88,39 @@ def make_model(options: MakeModelOptions) -> None:
     from firstlight.models.packed_experts import PackedExperts
     from firstlight.models.random_model import Unpacked, num_bytes, write_random_model
     from firstlight.models.small_kimi import WRAPPER, kimi_of_size
+    from firstlight.text.kimi_writer import write_kimi_text
 
     packing = (PackedExperts if options.packing == INT4 else Unpacked)(getattr(torch, DTYPES[options.dtype]))
-    description = kimi_of_size(most_bytes, packing, _smallest(options))
-    partial = options.target.with_name(f".{options.target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    write_random_model(partial, description, packing, seed=options.seed, wrapper=WRAPPER)
-    for file in TEXT_FILES:
-        if options.tokenizer is not None and (options.tokenizer / file).exists():
-            shutil.copy(options.tokenizer / file, partial / file)
-    partial.rename(options.target)
+    with tempfile.TemporaryDirectory() as own:
+        texts = options.tokenizer or Path(own)
+        if options.tokenizer is None:
+            write_kimi_text(texts)
+        description = kimi_of_size(most_bytes, packing, _smallest(options, texts))
+        partial = options.target.with_name(f".{options.target.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        write_random_model(partial, description, packing, seed=options.seed, wrapper=WRAPPER)
+        for file in TEXT_FILES:
+            if (texts / file).exists():
+                shutil.copy(texts / file, partial / file)
+        partial.rename(options.target)
     total = format_bytes(num_bytes(description, packing))
     print(f"{options.target}: hidden size {description.hidden_size}, {total}")
-    if options.tokenizer is None:
-        print("  without a tokenizer: give one with --tokenizer to serve it")
 
 
-def _smallest(options: MakeModelOptions) -> ModelDescription:
+def _smallest(options: MakeModelOptions, texts: Path) -> ModelDescription:
     """The narrowest model with these layers and experts, and the vocabulary of the tokenizer."""
     from msgspec.structs import replace
 
     from firstlight.models.small_kimi import SMALLEST_HIDDEN, kimi_of_hidden
     from firstlight.text.model import TextModel
 
-    text = None if options.tokenizer is None else TextModel.load(options.tokenizer)
-    ends = () if text is None or text.eos_token_id is None else (text.eos_token_id,)
+    text = TextModel.load(texts)
+    end = text.token_id(END_OF_TURN) or text.eos_token_id
     description = kimi_of_hidden(
         SMALLEST_HIDDEN,
-        vocab_size=VOCAB_SIZE if text is None else text.vocab_size,
+        vocab_size=text.vocab_size,
         num_layers=options.layers,
         num_experts=options.experts,
-        end_ids=ends,
+        end_ids=() if end is None else (end,),
     )
-    return replace(description, bos_token_id=None if text is None else text.bos_token_id)
+    return replace(description, bos_token_id=text.bos_token_id)

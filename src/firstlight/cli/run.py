@@ -34,7 +34,15 @@ if TYPE_CHECKING:
 RUN_SETTINGS = tuple(
     setting
     for setting in MODEL_SETTINGS + ENGINE_SETTINGS
-    if setting.name not in ("served-name", "tensor-parallel", "max-queue", "collective-deadline")
+    if setting.name
+    not in (
+        "served-name",
+        "tensor-parallel",
+        "max-queue",
+        "collective-deadline",
+        "collectives",
+        "expert-parallel",
+    )
 )
 
 
@@ -186,6 +194,7 @@ def _load(path: Path, resolved: Resolved, num_prompts: int, watch: _Watch) -> LL
         dtype=resolved.model.dtype,
         chat_template=resolved.model.chat_template,
         on_phase=watch,
+        trust_remote_code=resolved.model.trust_remote_code,
         **engine,
     )
 

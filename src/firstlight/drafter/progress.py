@@ -1,6 +1,7 @@
 """Progress of a long stage: done of total, rate and time left, as a bar or as a line every few seconds.
 
-Called by every stage. Invariant: it goes to standard error, and never more than ten times a second.
+Called by every stage, and by the benchmarks. Invariant: it goes to standard error, and never more than ten
+times a second.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ LINE_EVERY_S = 15.0
 
 
 class Meter:
-    """`with Meter("capture", "tokens", total) as meter: meter.add(512)`. `done`: from an earlier run."""
+    """`with Meter("capture", "tokens", total) as meter: meter.add(512)`. `done`: from an earlier run.
+
+    A `total` of 0 is not known yet, see `reach`.
+    """
 
     def __init__(self, what: str, unit: str, total: int, done: int = 0) -> None:
         self.what, self.unit, self.total, self.done = what, unit, total, done
@@ -27,7 +31,7 @@ class Meter:
         console = Console(stderr=True)
         columns = (TextColumn(what), BarColumn(), TextColumn("{task.fields[text]}"))
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal, refresh_per_second=2)
-        self._task = self._bar.add_task(what, total=total, completed=done, text="")
+        self._task = self._bar.add_task(what, total=total or None, completed=done, text="")
 
     def __enter__(self) -> Meter:
         self._bar.start()
@@ -53,12 +57,19 @@ class Meter:
         if self._bar.disable and time.monotonic() - self._shown_s >= LINE_EVERY_S:
             self._say()
 
+    def reach(self, done: int, total: int) -> None:
+        """Sets how much is done of how much, where that is known only as the work goes on."""
+        self.total = total
+        self._bar.update(self._task, total=total)
+        self.add(done - self.done)
+
     def text(self) -> str:
         """Done, total, rate and time left, as a person reads them."""
         left_s = (self.total - self.done) / self.rate if self.rate > 0 else None
         left = "" if left_s is None else f", {_duration(left_s)} left"
         note = f", {self._note}" if self._note else ""
-        return f"{self.done:,} of {self.total:,} {self.unit}, {self.rate:,.1f} a second{left}{note}"
+        rate, per = (self.rate, "second") if self.rate >= 0.1 else (self.rate * 60, "minute")
+        return f"{self.done:,} of {self.total:,} {self.unit}, {rate:,.1f} a {per}{left}{note}"
 
     def _say(self) -> None:
         self._shown_s = time.monotonic()

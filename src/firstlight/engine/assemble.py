@@ -26,6 +26,7 @@ from firstlight.models.layers.rotary import turn_table
 from firstlight.ops.collectives import Group
 from firstlight.ops.contract import Backend
 from firstlight.ops.cpu.native_backend import NativeBackend
+from firstlight.ops.cpu.operator_times import NativeOperatorTimes
 
 OnBytes = Callable[[int, int], None]
 
@@ -37,6 +38,7 @@ def load_weights(checkpoint: Checkpoint, declare: Declaration, on_bytes: OnBytes
         declare.wanted,
         declare.deliver,
         _throttled(on_bytes),
+        declare.of_others,
     )
     declare.finish()
     return loaded
@@ -71,8 +73,9 @@ def make_runner(
         torch.set_num_threads(1)  # what is left to PyTorch is small, and its threads would meet ours
         replay = RecordedReplay(decoder, ops, shape, pool, section.max_batched_tokens)
         replay.watched_by(group.recorder)
+        group.clock.operators = NativeOperatorTimes(ops.pool)
     elif ops.device.type == "cuda" and decoder.description.experts is None:
-        replay = CudaGraphReplay(decoder, record_graph)
+        replay = CudaGraphReplay(decoder, record_graph, group.clock)
     else:
         replay = EagerReplay(decoder)
     return ModelRunner(replay, ops, pool, turns, shape, tables)

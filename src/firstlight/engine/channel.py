@@ -19,7 +19,7 @@ from firstlight.engine.messages import (
     decode_to_engine,
     encode,
 )
-from firstlight.engine.plan import StepPlan, decode_plan, encode_plan
+from firstlight.engine.plan import Recording, StepPlan, decode_plan, encode_plan
 
 SEND_DEADLINE_MS = 30_000
 LAST_WORDS_DEADLINE_MS = 1_000
@@ -82,7 +82,7 @@ class PlanSender:
         self._context = zmq.Context()
         self._sockets = [self._connect(_address(run_dir, rank)) for rank in range(1, size)]
 
-    def send(self, plan: StepPlan) -> None:
+    def send(self, plan: StepPlan | Recording) -> None:
         if self._sockets:
             self._send(encode_plan(plan))
 
@@ -113,8 +113,8 @@ class PlanReceiver:
         self._socket = self._context.socket(zmq.PULL)
         self._socket.bind(_address(run_dir, rank))
 
-    def receive(self) -> StepPlan | None:
-        """The next plan; None when the run is over."""
+    def receive(self) -> StepPlan | Recording | None:
+        """The next plan or order; None when the run is over."""
         frame = self._socket.recv()
         return decode_plan(frame) if frame != _LEAVE else None
 

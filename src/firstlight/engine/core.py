@@ -29,6 +29,7 @@ from firstlight.engine.sampler import Sampler
 from firstlight.engine.scheduler import Scheduler
 from firstlight.engine.speculation.speculation import Speculation
 from firstlight.ops.selection import Selection
+from firstlight.ops.step_clock import Kind, StepClock
 
 Execute = Callable[[StepPlan], torch.Tensor]
 
@@ -37,7 +38,7 @@ class EngineCore:
     """`execute` runs a plan on all ranks and returns the logits [L, V] of the sampled entries.
 
     Each step is written to `recorder`: its number when it ended, and the queue. With `speculation`, steps
-    carry drafts once it was told to begin.
+    carry drafts once it was told to begin. `clock`: the rank's.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class EngineCore:
         recorder: Recorder | None = None,
         selection: Selection | None = None,
         speculation: Speculation | None = None,
+        clock: StepClock | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._execute = execute
         self._sampler = Sampler(selection)
         self.speculation = speculation
         self._recorder = recorder or NoBox()
+        self._clock = clock or StepClock()
         self._events = self._recorder.ring("steps")
         self._step_name = self._recorder.name(STEP)
 
@@ -73,13 +76,14 @@ class EngineCore:
             for request_id in message.request_ids:
                 self.scheduler.abort(request_id)
         else:
-            assert isinstance(message, Drain), "a message of unknown kind"
+            assert isinstance(message, Drain), "a message that is not for the engine"
 
     def step(self) -> StepOutputs | None:
         """Runs one step if there is work. None: nothing ran and nothing ended."""
         started_s = perf_counter()
         if self.speculation is not None:
-            self.speculation.propose(self.scheduler.decoding_sequences())
+            sequences = self.scheduler.decoding_sequences()
+            self._clock.run(Kind.DRAFTING, self.speculation.propose, sequences)
         plan = self.scheduler.plan()
         outputs = self.scheduler.take_finished()
         if plan is None and not outputs:
@@ -112,12 +116,13 @@ class EngineCore:
         logits = self._execute(plan)
         speculation = self.speculation
         if speculation is not None:
-            speculation.observe(plan, self.scheduler.running_sequences())
+            running = self.scheduler.running_sequences()
+            self._clock.run(Kind.DRAFTING, speculation.observe, plan, running)
         if not plan.samples:
             return self.scheduler.apply(plan, [])
         sequences = self.scheduler.planned_sequences()
         rule = None if speculation is None else speculation.rule
-        chosen = choose(self._sampler, logits, sequences, rule)
+        chosen = self._clock.run(Kind.SAMPLING, choose, self._sampler, logits, sequences, rule)
         outputs = self.scheduler.apply(plan, chosen.runs, chosen.logprobs)
         if speculation is not None:
             speculation.record(sequences, outputs)

@@ -16,6 +16,7 @@ import torch
 from firstlight.models.batch import ForwardBatch
 from firstlight.models.decoder import Decoder
 from firstlight.ops.padded_attention import Batch, power_of_two
+from firstlight.ops.step_clock import StepClock
 
 SMALLEST_LENGTH = 256
 
@@ -48,16 +49,20 @@ class Recorded:
 
 
 class CudaGraphReplay:
-    """See the module, and `replay.Replay`. Graphs are recorded when their shape first comes."""
+    """See the module, and `replay.Replay`. Graphs are recorded when their shape first comes.
 
-    def __init__(self, model: Decoder, record: Recorder) -> None:
+    `clock`: the rank's. Steps that it times run eagerly, since a graph has no places to look at it.
+    """
+
+    def __init__(self, model: Decoder, record: Recorder, clock: StepClock | None = None) -> None:
         self._model = model
         self._record = record
+        self._clock = clock or StepClock()
         self._recorded: dict[tuple[int, int], Recorded] = {}
 
     def run(self, batch: ForwardBatch) -> torch.Tensor:
         num_rows = len(batch.tokens_T)
-        if not _is_decode(batch):
+        if self._clock.is_on or not _is_decode(batch):
             return self._model(batch)
         length = batch.attention[0].slots_BL.shape[1]
         key = (power_of_two(num_rows), max(SMALLEST_LENGTH, power_of_two(length)))

@@ -6,6 +6,7 @@ to. Invariant: a failure of rank 0 reaches the api process before the process en
 
 from __future__ import annotations
 
+import ctypes
 import time
 from pathlib import Path
 
@@ -14,21 +15,25 @@ import torch
 
 from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.writer import BlackBox
-from firstlight.base.config import REPORT_FILE, RunConfig
+from firstlight.base.config import REPORT_FILE, EngineSection, RunConfig
 from firstlight.base.errors import FirstlightError
 from firstlight.base.failure import explained
 from firstlight.base.heap import give_back_heap
 from firstlight.base.phases import DRAIN, READY, SERVING, PhaseReporter
 from firstlight.engine.channel import PlanReceiver, PlanSender, RequestChannel
 from firstlight.engine.core import EngineCore
-from firstlight.engine.messages import Drain, Failed, Ready
-from firstlight.engine.plan import StepPlan
+from firstlight.engine.messages import Drain, Failed, Profile, Ready, StartProfile, StopProfile
+from firstlight.engine.plan import Recording, StepPlan
+from firstlight.engine.profile import Profiler, TurnTimes, obey
 from firstlight.engine.speculation.shipped import with_shipped_drafter
 from firstlight.engine.speculation.trial import in_words, memory_for, try_drafter
-from firstlight.engine.startup import Report, Started, self_test, start
+from firstlight.engine.startup import COMPILED, Report, Started, self_test, start
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import Checkpoint
-from firstlight.ops.collectives import CPU, Group, join, leave
+from firstlight.ops.collectives import CPU, Group, Wish, join
+from firstlight.ops.cpu.library import MissingLibraryError, open_library
+from firstlight.ops.cuda.step_clock import EventClock
+from firstlight.ops.step_clock import Kind
 
 
 def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
@@ -40,7 +45,10 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         started, group = _start(config, checkpoint, 0, box, report)
         plans = PlanSender(run_dir, group.size)
 
+        profiler = Profiler(group, plans.send)
+
         def execute(plan: StepPlan) -> torch.Tensor:
+            profiler.saw(plan)
             plans.send(plan)
             return started.runner.run(plan)
 
@@ -60,9 +68,9 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         give_back_heap()
         channel.send(Ready(started.section.max_model_len, description.vocab_size, started.report))
         report(READY)
-        _serve(core, channel, report)
+        _serve(core, channel, profiler, report)
         plans.close()
-        leave()
+        group.leave()
     except FirstlightError as error:
         channel.offer(Failed(str(error), error.hint, error.exit_code))
         raise
@@ -77,18 +85,24 @@ def follow(config: RunConfig, checkpoint: Checkpoint, rank: int, box: BlackBox) 
     """Another rank until rank 0 says that the run is over."""
     plans = PlanReceiver(Path(config.run_dir), rank)
     report = PhaseReporter(box).report
-    started, _ = _start(config, checkpoint, rank, box, report)
+    started, group = _start(config, checkpoint, rank, box, report)
+    turns, is_recording = TurnTimes(group), False
     give_back_heap()
     report(READY)
     num_steps = 0
-    while (plan := plans.receive()) is not None:
+    while (message := group.clock.run(Kind.WAITING, plans.receive)) is not None:
+        if isinstance(message, Recording):
+            is_recording = obey(message, turns)
+            continue
         if not num_steps:
             report(SERVING, unit="steps")
-        started.runner.run(plan)
+        started.runner.run(message)
         num_steps += 1
         box.set(Counter.STEP, num_steps)
+        if is_recording:
+            turns.end_turn()
     plans.close()
-    leave()
+    group.leave()
 
 
 def _start(
@@ -97,11 +111,13 @@ def _start(
     section = config.engine
     device = torch.device("cuda", rank) if section.device == "cuda" else CPU
     group = Group(rank, section.tensor_parallel, section.collective_deadline_s, device, box)
+    if section.device == "cuda":
+        group.clock = EventClock()
     report("rendezvous", 0, group.size, "ranks")
     join(
         group,
         Path(config.run_dir) / "rendezvous",
-        section.device,
+        Wish(section.device, section.collectives, lambda: _library(section, report)),
         lambda arrived: report("rendezvous", arrived, group.size, "ranks"),
     )
     report("rendezvous", group.size, group.size, "ranks")
@@ -112,12 +128,22 @@ def _start(
     return started, group
 
 
-def _serve(core: EngineCore, channel: RequestChannel, report: Report) -> None:
+def _library(section: EngineSection, report: Report) -> ctypes.CDLL:
+    """The native library for sharing memory, unless nothing of ours shall run."""
+    if section.cpu_kernels == "stock" and section.collectives == "auto":
+        raise MissingLibraryError("--cpu-kernels stock was given")
+    return open_library(lambda done, total: report("compile", done, total, "files", COMPILED))
+
+
+def _serve(core: EngineCore, channel: RequestChannel, profiler: Profiler, report: Report) -> None:
     """The loop of a serving engine; returns after a drain."""
     drain_until_s: float | None = None
     report(SERVING, unit="steps")
     while True:
-        for message in channel.receive(wait=not core.has_work and drain_until_s is None):
+        for message in profiler.receive(channel.receive, not core.has_work and drain_until_s is None):
+            if isinstance(message, StartProfile | StopProfile):
+                _offer(channel, profiler.handle(message))
+                continue
             core.handle(message)
             if isinstance(message, Drain):
                 drain_until_s = time.monotonic() + message.deadline_s
@@ -127,5 +153,11 @@ def _serve(core: EngineCore, channel: RequestChannel, report: Report) -> None:
         outputs = core.step()
         if outputs is not None:
             channel.send(outputs)
+        _offer(channel, profiler.end_turn())
         if drain_until_s is not None and not core.has_work:
             return
+
+
+def _offer(channel: RequestChannel, profile: Profile | None) -> None:
+    if profile is not None:
+        channel.send(profile)

@@ -1,8 +1,9 @@
 """What crosses between the api process and rank 0: tagged msgspec structs, msgpack on the wire, never pickle.
 
-The api process sends `Submit` and `Abort`; rank 0 answers with `Progress` while it starts, `Ready` once, and
-`StepOutputs` after each step that produced something. Invariant: for every `Submit` there is exactly one
-`SequenceOutput` with a finish reason, also when it was rejected, aborted or lost.
+The api process sends `Submit` and `Abort`, and seldom another; rank 0 answers with `Progress` while it
+starts, `Ready` once, `StepOutputs` after each step that produced something, and a `Profile` where one was
+asked for. Invariant: for every `Submit` there is exactly one `SequenceOutput` with a finish reason, also when
+it was rejected, aborted or lost.
 """
 
 from __future__ import annotations
@@ -42,7 +43,17 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     deadline_s: float
 
 
-ToEngine = Submit | Abort | Drain
+class StartProfile(msgspec.Struct, frozen=True, tag="start-profile"):
+    """Record so many decode steps, then send a `Profile`; one that is being made starts anew."""
+
+    num_steps: int
+
+
+class StopProfile(msgspec.Struct, frozen=True, tag="stop-profile"):
+    """Send the `Profile` of what was recorded until now; nothing, if none is being made."""
+
+
+ToEngine = Submit | Abort | Drain | StartProfile | StopProfile
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -110,7 +121,36 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     exit_code: int
 
 
-FromEngine = StepOutputs | Ready | Failed
+class StepGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Recorded decode steps of as many sequences and rows; times are sums over them, by rank."""
+
+    num_sequences: int
+    num_rows: int  # more than sequences where drafts were verified
+    num_steps: int
+    context_tokens: float  # mean length of a sequence before the step
+    wall_s: list[float]
+    kinds_s: list[dict[str, float]]  # by the words of `ops.step_clock`
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
+    """Where the time of decode steps went, on every rank. `window_s` is the time that was watched on rank 0.
+
+    Steps alternate in blocks between recorded ones and ones with the clock off; `overhead` is by how much the
+    recorded ones took longer, as a share, at the median. None: too few of them.
+    """
+
+    num_ranks: int
+    num_steps: int  # recorded decode steps: those of `groups`
+    num_plain_steps: int  # decode steps with the clock off
+    num_other_steps: int  # with prompts in them, or after a pause
+    window_s: float
+    other_s: float  # of those
+    idle_s: float  # without anything to do
+    overhead: float | None
+    groups: list[StepGroup]
+
+
+FromEngine = StepOutputs | Ready | Failed | Profile
 
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _from_engine = msgspec.msgpack.Decoder(FromEngine)

@@ -1,4 +1,4 @@
-"""What one step runs, and what came of it: the only things that cross from the scheduler to the ranks.
+"""What one step runs: with orders to record its times, all that crosses from the scheduler to the ranks.
 
 Prefill, chunk, decode and the verification of drafts are one thing here: `counts[i]` tokens of a sequence
 from position `starts[i]` on. Rank 0 makes the plan and sends it to the other ranks, so ranks cannot diverge.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 
-class StepPlan(msgspec.Struct, array_like=True):
+class StepPlan(msgspec.Struct, array_like=True, tag=0):
     """Parallel lists, one entry a sequence; `tokens` is flat, in the order of the entries."""
 
     step: int
@@ -32,9 +32,15 @@ class StepPlan(msgspec.Struct, array_like=True):
         return len(self.tokens)
 
 
+class Recording(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """From rank 0 to the others, between two plans: record steps' times, or hand in what was recorded."""
+
+    is_on: bool
+
+
 encode_plan = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(StepPlan)
+_decoder = msgspec.msgpack.Decoder(StepPlan | Recording)
 
 
-def decode_plan(frame: bytes) -> StepPlan:
+def decode_plan(frame: bytes) -> StepPlan | Recording:
     return _decoder.decode(frame)

@@ -70,7 +70,7 @@ def resolve_sizes(section: EngineSection, needs: Needs, available_bytes: int) ->
     model_len = section.max_model_len or needs.description.max_position
     request = _request(section, needs, available_bytes)
     budget, fitting_len = _fit(request, model_len, section)
-    notes = budget.explain() + _draft_notes(needs.extra, section)
+    notes = budget.explain() + _density_notes(needs) + _draft_notes(needs.extra, section)
     if fitting_len < model_len:
         why = "--kv-memory holds no more" if section.kv_memory_bytes else "memory does not suffice"
         notes.insert(0, f"max_model_len {fitting_len} instead of the model's {model_len}: {why}")
@@ -111,6 +111,22 @@ def _request(section: EngineSection, needs: Needs, available_bytes: int) -> Budg
         kv_memory_bytes=section.kv_memory_bytes,
         num_ranks=needs.declare.group.size if ops.device.type == "cpu" else 1,
     )
+
+
+def _density_notes(needs: Needs) -> list[str]:
+    """Bytes a parameter of the resident matrices: of all, and by the file's format."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for kind in needs.kinds:
+        sizes = (kind.shape[0] * kind.shape[1], needs.declare.ops.resident_bytes(kind))
+        found.setdefault(kind.format, []).append(sizes)
+
+    def density(sizes: list[tuple[int, int]]) -> str:
+        return f"{sum(nbytes for _, nbytes in sizes) / sum(num for num, _ in sizes):.2f}"
+
+    if not found:
+        return []
+    each = ", ".join(f"{name} {density(sizes)}" for name, sizes in found.items())
+    return [f"bytes a parameter: {density([one for sizes in found.values() for one in sizes])} ({each})"]
 
 
 def _draft_notes(extra: Extra, section: EngineSection) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -43,7 +43,9 @@ from firstlight.ops.cpu.pick import pick_cpu_kernels
 from firstlight.ops.kv_rows import name_of
 from firstlight.ops.reference import ReferenceBackend
 from firstlight.ops.selection import Selection, TorchSelection
+from firstlight.ops.step_clock import StepClock
 
+COMPILED = "our own CPU kernels, once"
 REPORT_BUG = "This is a bug in the engine; run again with --debug and report what it prints."
 
 
@@ -70,13 +72,14 @@ class Started:
     report: dict[str, Any]
     selection: Selection
     drafter: Drafter | None = None  # on rank 0
+    clock: StepClock = field(default_factory=StepClock)  # the rank's
 
     def core(self, execute: Execute, recorder: Recorder | None = None) -> EngineCore:
         """The engine of rank 0 over `execute`, which runs a plan on all ranks."""
         end_ids = self.checkpoint.description.eos_token_ids
         scheduler = Scheduler(self.section, self.num_pages, end_ids)
         speculation = make_speculation(self.section, self.drafter)
-        return EngineCore(scheduler, execute, recorder, self.selection, speculation)
+        return EngineCore(scheduler, execute, recorder, self.selection, speculation, self.clock)
 
 
 def start(
@@ -99,7 +102,12 @@ def start(
     ops = pick_backend(section, dtype, group, num_threads, report)
     description = checkpoint.description
     report("build", 0, description.num_layers, "layers")
-    declare = Declaration(ops, group, lambda done, total: report("build", done, total, "layers"))
+    declare = Declaration(
+        ops,
+        group,
+        lambda done, total: report("build", done, total, "layers"),
+        expert_parallel=section.expert_parallel,
+    )
     decoder = find(description.architecture)(declare, description)
     kinds = declare.kinds(checkpoint)
     available_bytes = _available_bytes(ops)
@@ -118,9 +126,13 @@ def start(
     host = Host(decoder, runner, ops, sizes.section, sizes.num_pages)
     drafter = drafting.make(host) if drafting is not None else None
     summary = _summary(checkpoint, ops, sizes, loaded) | describe(sizes.section, drafting, drafter)
+    if group.transport is not None:
+        summary["collectives"] = group.transport.words
     summary |= {"threads": num_threads, "start_s": round(time.monotonic() - started_s, 3)}
     selection = NativeSelection(ops.pool) if isinstance(ops, NativeBackend) else TorchSelection()
-    return Started(runner, sizes.section, sizes.num_pages, checkpoint, summary, selection, drafter)
+    return Started(
+        runner, sizes.section, sizes.num_pages, checkpoint, summary, selection, drafter, group.clock
+    )
 
 
 def self_test(core: EngineCore) -> None:
@@ -152,7 +164,7 @@ def pick_backend(
             section.cpu_kernels,
             num_threads,
             group,
-            lambda done, total: report("compile", done, total, "files", "our own CPU kernels, once"),
+            lambda done, total: report("compile", done, total, "files", COMPILED),
             section.kv_dtype,
         )
     if section.device == "cuda":

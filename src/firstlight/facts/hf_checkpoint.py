@@ -14,6 +14,7 @@ from firstlight.facts.description import ModelDescription
 from firstlight.facts.fields import read_json_object
 from firstlight.facts.formats import SUPPORTED
 from firstlight.facts.hf_config import WRAPPERS, describe_hf
+from firstlight.facts.hf_ends import with_tokenizers_ends
 from firstlight.facts.joining import join_parts
 from firstlight.facts.memory import format_bytes
 from firstlight.facts.names import is_behind_last_layer, is_ignorable, text_name
@@ -50,7 +51,7 @@ def open_hf(folder: Path) -> Checkpoint:
     config = read_json_object(config_path)
     generation_path = folder / "generation_config.json"
     generation: dict[str, Any] = read_json_object(generation_path) if generation_path.is_file() else {}
-    description = describe_hf(config, generation, str(config_path))
+    description = with_tokenizers_ends(describe_hf(config, generation, str(config_path)), folder)
     stored: dict[str, StoredTensor] = {}
     skipped = _Skipped(config, description)
     for path, expected in find_shards(folder).items():

@@ -188,5 +188,7 @@ def _explained(report: Path) -> list[str]:
     except (OSError, msgspec.DecodeError):
         return []
     rows = [("files", values["checkpoint_notes"]), ("backend", [values["backend"]])]
+    if "collectives" in values:
+        rows.append(("ranks", [values["collectives"]]))
     rows += [("layout", values["layouts"]), ("memory", values["memory"])]
     return [f"  {name:<9} {note}" for name, notes in rows for note in notes]

@@ -23,9 +23,25 @@ def require_fit(checkpoint: Checkpoint, section: EngineSection) -> None:
             f"--max-model-len {section.max_model_len} is more than the model's {longest} positions.",
             f"Use {longest} or less.",
         )
+    if section.expert_parallel:
+        _require_experts(checkpoint, section.tensor_parallel)
     possible = possible_ranks(checkpoint)
     if section.tensor_parallel not in possible:
         raise _too_many_ranks(checkpoint, section.tensor_parallel, possible)
+
+
+def _require_experts(checkpoint: Checkpoint, num_ranks: int) -> None:
+    experts, architecture = checkpoint.description.experts, checkpoint.description.architecture
+    if experts is None:
+        raise UsageError(
+            f"--expert-parallel does not fit this model: {architecture} has no experts.",
+            "Leave it out.",
+        )
+    if experts.num < num_ranks:
+        raise UsageError(
+            f"--expert-parallel does not fit: {experts.num} experts cannot be shared by {num_ranks} ranks.",
+            f"Leave it out, or use --tensor-parallel {experts.num} or less.",
+        )
 
 
 def possible_ranks(checkpoint: Checkpoint) -> list[int]:

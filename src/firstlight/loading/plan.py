@@ -6,7 +6,7 @@ inside its tensor, in whole rows and whole blocks, and keeps whole heads of rope
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from firstlight.base.errors import ModelFileError, UsageError
@@ -100,8 +100,10 @@ class ReadPlan:
         return sum(segment.resident_bytes for segment in self.segments)
 
 
-def make_plan(checkpoint: Checkpoint, wanted: Sequence[Wanted]) -> ReadPlan:
-    """Checks every `Wanted` against the checkpoint and orders the reads.
+def make_plan(
+    checkpoint: Checkpoint, wanted: Sequence[Wanted], others: Collection[str] = frozenset()
+) -> ReadPlan:
+    """Checks every `Wanted` against the checkpoint and orders the reads. `others`: what other ranks read.
 
     Raises `ModelFileError` for a missing tensor, another shape, or tensors nobody asked for; `UsageError` for
     a slice that cuts through a block or a head.
@@ -112,7 +114,7 @@ def make_plan(checkpoint: Checkpoint, wanted: Sequence[Wanted]) -> ReadPlan:
         raise ValueError(f"the tensor {twice} is wanted twice")
     segments = [segment for item in wanted for segment in _segments(checkpoint, item)]
     segments.sort(key=lambda segment: (segment.path, segment.offset))
-    unused = sorted(checkpoint.tensors.keys() - names)
+    unused = sorted(checkpoint.tensors.keys() - names - set(others))
     foreign = [name for name in unused if not is_ignorable(name, checkpoint.description.tie_embeddings)]
     if foreign:
         shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -68,16 +68,17 @@ def read_tensors(
     wanted: Sequence[Wanted],
     deliver: Deliver,
     progress: Progress | None = None,
+    others: Collection[str] = frozenset(),
 ) -> LoadReport:
     """Reads all of `wanted` and calls `deliver(wanted, weight)` for each, in file order.
 
-    The weight's memory belongs to the receiver. `progress(done, total)` counts bytes that were delivered,
-    that is: taken over by their final place; it is called before the first read too. Raises `ModelFileError`
-    or `UsageError` before the first read where the plan shows the fault, `ModelFileError` for a file that
-    ends early; an error of `deliver` passes through.
+    The weight's memory belongs to the receiver. `others`: tensors of the model that other ranks read.
+    `progress(done, total)` counts bytes that were delivered, that is: taken over by their final place; it is
+    called before the first read too. Raises `ModelFileError` or `UsageError` before the first read where the
+    plan shows the fault, `ModelFileError` for a file that ends early; an error of `deliver` passes through.
     """
     started_s = time.monotonic()
-    plan = make_plan(checkpoint, wanted)
+    plan = make_plan(checkpoint, wanted, others)
     done_bytes, total_bytes, read_bytes = 0, plan.resident_bytes, 0
     finish = _Finisher(checkpoint.description.head_size)
     if progress is not None:

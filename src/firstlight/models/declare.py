@@ -22,17 +22,25 @@ Kinds = Callable[[Checkpoint], list[MatrixKind]]
 class Declaration:
     """Collects what the layers want. `ops` and `group` are what the layers will run on.
 
-    `on_layer` hears how many layers are built, of how many.
+    `on_layer` hears how many layers are built, of how many. `expert_parallel`: each rank of the group holds
+    whole experts.
     """
 
     def __init__(
-        self, ops: Backend, group: Group, on_layer: Callable[[int, int], None] = lambda done, total: None
+        self,
+        ops: Backend,
+        group: Group,
+        on_layer: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        expert_parallel: bool = False,
     ) -> None:
         self.ops = ops
         self.group = group
+        self.expert_parallel = expert_parallel
         self.on_layer = on_layer
         self._sinks: dict[str, tuple[Wanted, Sink]] = {}
         self._delivered: set[str] = set()
+        self.of_others: set[str] = set()  # tensors of the model that other ranks hold
         self._kinds: list[Kinds] = []
 
     @property

@@ -22,6 +22,7 @@ from firstlight.models.layers.linear import Vector
 from firstlight.models.layers.mlp import GatedMlp
 from firstlight.models.layers.vocabulary import Embedding, Head
 from firstlight.ops.contract import Tape
+from firstlight.ops.step_clock import Kind
 
 
 class AttentionLayer(Protocol):
@@ -62,7 +63,7 @@ class Block:
     def __init__(self, declare: Declaration, description: ModelDescription, layer: int, parts: Parts) -> None:
         prefix = f"model.layers.{layer}"
         hidden = description.hidden_size
-        self._ops, self._eps = declare.ops, description.norm_eps
+        self._ops, self._clock, self._eps = declare.ops, declare.group.clock, description.norm_eps
         self._input_norm = Vector(declare, f"{prefix}.input_layernorm.weight", hidden)
         self._attention = parts.attention(declare, description, layer)
         self._post_norm = Vector(declare, f"{prefix}.post_attention_layernorm.weight", hidden)
@@ -70,8 +71,11 @@ class Block:
 
     def __call__(self, x_TH: torch.Tensor, batch: ForwardBatch) -> None:
         """Adds to the residual stream in place."""
-        x_TH += self._attention(self._ops.rms_norm(x_TH, self._input_norm.values, self._eps), batch)
-        x_TH += self._mlp(self._ops.rms_norm(x_TH, self._post_norm.values, self._eps))
+        x_TH += self._attention(self._normed(x_TH, self._input_norm), batch)
+        x_TH += self._mlp(self._normed(x_TH, self._post_norm))
+
+    def _normed(self, x_TH: torch.Tensor, weight: Vector) -> torch.Tensor:  # noqa: N803 - shape suffix
+        return self._clock.run(Kind.OTHER, self._ops.rms_norm, x_TH, weight.values, self._eps)
 
     def record(self, tape: Tape) -> None:
         self._attention.record(tape, tape.norm(self._input_norm.values, self._eps))
@@ -85,7 +89,7 @@ class Decoder:
         self, declare: Declaration, description: ModelDescription, parts: Parts | None = None
     ) -> None:
         self.description = description
-        self._ops = declare.ops
+        self._ops, self._clock = declare.ops, declare.group.clock
         shape = (description.vocab_size, description.hidden_size)
         tied = description.tie_embeddings
         embedding = "model.embed_tokens.weight"
@@ -113,13 +117,14 @@ class Decoder:
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits of the wanted rows, float32 [L, V]."""
-        x_TH = self._embedding(batch.tokens_T)  # noqa: N806 - shape suffix
+        x_TH = self._clock.run(Kind.OTHER, self._embedding, batch.tokens_T)  # noqa: N806 - shape suffix
         for layer, block in enumerate(self._blocks):
             self._keep(layer, x_TH, batch)
             block(x_TH, batch)
         self._keep(len(self._blocks), x_TH, batch)
         wanted_LH = x_TH.index_select(0, batch.logit_rows_L)  # noqa: N806 - shape suffix
-        return self._head(self._ops.rms_norm(wanted_LH, self._norm.values, self.description.norm_eps))
+        eps = self.description.norm_eps
+        return self._head(self._clock.run(Kind.OTHER, self._ops.rms_norm, wanted_LH, self._norm.values, eps))
 
     def record(self, tape: Tape) -> None:
         """Takes down `__call__` on a tape."""

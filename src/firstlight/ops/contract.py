@@ -151,8 +151,10 @@ class Backend(Protocol):
         """Room for the weights of that many groups; their kinds have the role "group"."""
         ...
 
-    def expert_layer(self, rule: Experts, gate_up: GroupedLinearOp, down: GroupedLinearOp) -> ExpertLayerOp:
-        """Experts over products that this backend made."""
+    def expert_layer(
+        self, rule: Experts, own: range, gate_up: GroupedLinearOp, down: GroupedLinearOp
+    ) -> ExpertLayerOp:
+        """Experts over products that this backend made; `own`: those that this rank has something of."""
         ...
 
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from firstlight.quant.int8 import scaled_blocks
 from firstlight.quant.parts import Parts
+from firstlight.quant.scaled import scaled_blocks
 
 EXPONENT_OF_ONE = 127
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 
 from firstlight.facts.formats import SUPPORTED, BlockGeometry
-from firstlight.quant.blocks import blocks_of, row_pieces
-from firstlight.quant.int4 import float_at
+from firstlight.quant.scaled import scaled_values
 from firstlight.quant.weight import Weight
 
 # By the lower three bits; the fourth is the sign.
@@ -28,11 +27,9 @@ class Fp4:
         return SUPPORTED["FP4"]
 
     def dequantize(self, weight: Weight) -> torch.Tensor:
-        blocks = blocks_of(weight, self.geometry)
-        rows, num_blocks, _ = blocks.shape
-        values = torch.empty(rows, num_blocks, 8, 2)
-        for piece in row_pieces(rows, num_blocks * 16):
-            packed = blocks[piece, :, 4:].to(torch.int64)
-            pairs = torch.stack((_VALUES[packed & 15], _VALUES[packed >> 4]), -1)
-            torch.mul(pairs, float_at(blocks[piece], 0)[..., None, None], out=values[piece])
-        return values.view(weight.shape)
+        return scaled_values(weight, self.geometry, _read)
+
+
+def _read(blocks: torch.Tensor, out: torch.Tensor) -> None:
+    packed = blocks[..., 4:].to(torch.int64)
+    torch.stack((_VALUES[packed & 15], _VALUES[packed >> 4]), -1, out=out.unflatten(-1, (8, 2)))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 
 from firstlight.facts.formats import SUPPORTED, BlockGeometry
-from firstlight.quant.blocks import blocks_of, row_pieces
-from firstlight.quant.int4 import float_at
+from firstlight.quant.scaled import scaled_values
 from firstlight.quant.weight import Weight
 
 
@@ -22,11 +21,8 @@ class Fp8:
         return SUPPORTED["FP8"]
 
     def dequantize(self, weight: Weight) -> torch.Tensor:
-        blocks = blocks_of(weight, self.geometry)
-        rows, num_blocks, _ = blocks.shape
-        values = torch.empty(rows, num_blocks, 32)
-        for piece in row_pieces(rows, num_blocks * 32):
-            out = values[piece]
-            out.copy_(blocks[piece, :, 4:].view(torch.float8_e4m3fn))
-            out.mul_(float_at(blocks[piece], 0)[..., None])
-        return values.view(weight.shape)
+        return scaled_values(weight, self.geometry, _read)
+
+
+def _read(blocks: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(blocks[..., 4:].view(torch.float8_e4m3fn))

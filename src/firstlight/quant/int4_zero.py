@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 
 from firstlight.facts.formats import SUPPORTED, BlockGeometry
-from firstlight.quant.blocks import blocks_of, row_pieces, write_nibbles
-from firstlight.quant.int4 import as_half, float_at
+from firstlight.quant.blocks import blocks_of, write_nibbles
+from firstlight.quant.scaled import as_half, float_at, scaled_values
 from firstlight.quant.weight import Affine, Weight
 
 
@@ -26,14 +26,7 @@ class Int4Zero:
         return SUPPORTED["INT4_ZERO"]
 
     def dequantize(self, weight: Weight) -> torch.Tensor:
-        blocks = blocks_of(weight, self.geometry)
-        rows, num_blocks, _ = blocks.shape
-        values = torch.empty(rows, num_blocks, 32)
-        for piece in row_pieces(rows, num_blocks * 32):
-            out = values[piece]
-            write_nibbles(blocks[piece, :, 8:], out)
-            out.sub_(float_at(blocks[piece], 4)[..., None]).mul_(float_at(blocks[piece], 0)[..., None])
-        return values.view(weight.shape)
+        return scaled_values(weight, self.geometry, _read)
 
     def affine(self, weight: Weight) -> Affine:
         blocks = blocks_of(weight, self.geometry)
@@ -47,3 +40,8 @@ class Int4Zero:
         blocks = blocks_of(weight, self.geometry)
         numbers = (as_half(float_at(blocks, start)) for start in (0, 4))
         return torch.cat((*numbers, blocks[..., 8:]), -1).flatten(1)
+
+
+def _read(blocks: torch.Tensor, out: torch.Tensor) -> None:
+    write_nibbles(blocks[..., 8:], out)
+    out.sub_(float_at(blocks, 4)[..., None])

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from firstlight.facts.formats import SUPPORTED, BlockGeometry
-from firstlight.quant.blocks import blocks_of, row_pieces
-from firstlight.quant.int4 import as_half, float_at
+from firstlight.quant.blocks import blocks_of
+from firstlight.quant.scaled import float_at, scaled_values, with_half_scales
 from firstlight.quant.weight import Affine, Weight
 
 
@@ -24,14 +24,7 @@ class Int8:
         return SUPPORTED["INT8"]
 
     def dequantize(self, weight: Weight) -> torch.Tensor:
-        blocks = blocks_of(weight, self.geometry)
-        rows, num_blocks, _ = blocks.shape
-        values = torch.empty(rows, num_blocks, 32)
-        for piece in row_pieces(rows, num_blocks * 32):
-            out = values[piece]
-            out.copy_(blocks[piece, :, 4:].view(torch.int8))
-            out.mul_(float_at(blocks[piece], 0)[..., None])
-        return values.view(weight.shape)
+        return scaled_values(weight, self.geometry, _read)
 
     def affine(self, weight: Weight) -> Affine:
         blocks = blocks_of(weight, self.geometry)
@@ -41,11 +34,8 @@ class Int8:
 
     def half_blocks(self, weight: Weight) -> torch.Tensor:
         """The blocks of Q8_0: scales rounded to float16, codes as they are."""
-        blocks = blocks_of(weight, self.geometry)
-        return torch.cat((as_half(float_at(blocks, 0)), blocks[..., 4:]), -1).flatten(1)
+        return with_half_scales(blocks_of(weight, self.geometry))
 
 
-def scaled_blocks(codes: torch.Tensor, scales_NB: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shapes
-    """Raw blocks that begin with a float32 scale; `codes` [N, bytes of all codes] of one byte each."""
-    grouped = codes.contiguous().view(torch.uint8).unflatten(1, (scales_NB.shape[1], -1))
-    return torch.cat((scales_NB.float()[..., None].view(torch.uint8), grouped), -1).flatten(1)
+def _read(blocks: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(blocks[..., 4:].view(torch.int8))

@@ -11,8 +11,8 @@ import torch
 
 from firstlight.base.errors import ModelFileError
 from firstlight.facts.remedies import DOWNLOAD_AGAIN
-from firstlight.quant.int8 import scaled_blocks
 from firstlight.quant.parts import Parts
+from firstlight.quant.scaled import scaled_blocks
 
 NOT_A_NUMBER = 0x7F  # of e4m3, with either sign
 

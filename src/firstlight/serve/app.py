@@ -18,7 +18,8 @@ from starlette.types import ASGIApp
 
 import firstlight
 from firstlight.base.errors import RequestError
-from firstlight.serve import docs_page, errors, handlers_info, handlers_tokens, replies
+from firstlight.engine.messages import Profile
+from firstlight.serve import docs_page, errors, handlers_info, handlers_profile, handlers_tokens, replies
 from firstlight.serve.body import read_json
 from firstlight.serve.exchange import Exchange
 from firstlight.serve.handlers_chat import ChatAnswer
@@ -29,6 +30,7 @@ from firstlight.serve.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ProfileRequest,
     TokenizeRequest,
     parse,
 )
@@ -46,6 +48,7 @@ def make_app(server: Server, api_keys: Sequence[str] = ()) -> ASGIApp:
     _add_generation(app, server)
     _add_tokens(app, server)
     _add_information(app, server)
+    _add_profile(app, server, has_keys=bool(api_keys))
     return with_layers(app, server.config, server.client, server.metrics, api_keys)
 
 
@@ -167,6 +170,21 @@ def _add_information(app: FastAPI, server: Server) -> None:
     async def server_info() -> Response:
         """Version, configuration, start-up report and current state."""
         return _json(handlers_info.server_info(server))
+
+
+def _add_profile(app: FastAPI, server: Server, *, has_keys: bool) -> None:
+    @app.post(
+        "/v1/profile",
+        tags=["information"],
+        openapi_extra=takes(ProfileRequest),
+        responses=gives(Profile),
+    )
+    async def profile(request: Request) -> Response:
+        """Record decode steps on every rank: where their time goes. Answers when it is done."""
+        if not has_keys:
+            handlers_profile.require_near(request)
+        body = parse(ProfileRequest, await read_json(request, server.config.server.max_body_bytes))
+        return _json(await handlers_profile.profile(server, body))
 
 
 def _request_id(kind: str, request: Request) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from firstlight.engine.messages import FINISH_STOP, SequenceOutput, TokenLogprobs
 from firstlight.engine.params import SamplingParams
+from firstlight.serve.parsing.answer import AnswerParser, Parsed
+from firstlight.serve.parsing.protocol import ToolCallPiece
 from firstlight.text.model import TextModel
 from firstlight.text.stops import StopMatcher
 
@@ -22,6 +24,7 @@ class TextOptions:
     include_stop: bool = False
     after_text: bool = False  # the answer continues the prompt's text
     token_ids: bool = False  # give the tokens beside the text
+    shown_ids: frozenset[int] = frozenset()  # special tokens that parsers have to see
 
 
 @dataclass
@@ -29,6 +32,8 @@ class Delta:
     """What a choice gained. `finish_reason` comes once, with the last one."""
 
     text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCallPiece] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)  # where each token's text begins
@@ -37,18 +42,30 @@ class Delta:
 
     def __bool__(self) -> bool:
         """Whether there is anything to send."""
-        return bool(self.text or self.token_ids or self.finish_reason)
+        said = self.text or self.reasoning or self.calls
+        return bool(said or self.token_ids or self.finish_reason)
 
 
 class Choice:
-    """One sequence. `num_tokens` counts what was generated up to its end or its stop string."""
+    """One sequence. `num_tokens` counts what was generated up to its end or its stop string.
+
+    Stop strings are found in all that the model writes; a `parser` splits what is left of it.
+    """
 
     def __init__(
-        self, text: TextModel, params: SamplingParams, options: TextOptions, end_ids: frozenset[int]
+        self,
+        text: TextModel,
+        params: SamplingParams,
+        options: TextOptions,
+        end_ids: frozenset[int],
+        parser: AnswerParser | None = None,
     ) -> None:
         self._decoder = text.stream(
-            skip_special_tokens=options.skip_special_tokens, after_text=options.after_text
+            skip_special_tokens=options.skip_special_tokens,
+            after_text=options.after_text,
+            shown_ids=options.shown_ids,
         )
+        self._parser = parser
         self._matcher = StopMatcher(params.stop, include=options.include_stop)
         self._include_stop = options.include_stop
         self._keeps_tokens = options.token_ids or params.logprobs is not None
@@ -56,9 +73,10 @@ class Choice:
         self._end_ids = end_ids
         self._num_chars = 0
         self._kept: list[tuple[int, TokenLogprobs | None, int]] = []
-        self.num_tokens = 0
+        self.num_tokens = self.num_reasoning_tokens = 0
         self.num_cached_tokens = 0
         self.num_drafted = self.num_accepted = 0
+        self.has_calls = False
         self.is_finished = False
 
     def push(self, output: SequenceOutput) -> Delta:
@@ -66,31 +84,50 @@ class Choice:
         delta = Delta()
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         num_before = self.num_tokens
-        delta.text = self._take(output)
+        self._take(output, delta)
         self.num_drafted += output.num_drafted
         self.num_accepted += min(output.num_accepted, self.num_tokens - num_before)
+        if self._matcher.match is None and output.finish_reason is not None:
+            self._add(self._end(), delta)
         match = self._matcher.match
-        if match is None and output.finish_reason is not None:
-            delta.text += self._end()
-            match = self._matcher.match
         if match is not None:
             delta.finish_reason, delta.stop_reason = FINISH_STOP, match.stop
+        elif self._is_complete:
+            delta.finish_reason = FINISH_STOP
         elif output.finish_reason is not None:
             delta.finish_reason = output.finish_reason
             if output.stop_token_id not in self._end_ids:
                 delta.stop_reason = output.stop_token_id
         self.is_finished = delta.finish_reason is not None
+        if self.is_finished and self._parser is not None:
+            self._add_parsed(self._parser.flush(), delta)
         if self._keeps_tokens:
             self._release(delta)
         return delta
 
-    def _take(self, output: SequenceOutput) -> str:
-        pieces: list[str] = []
+    @property
+    def _is_complete(self) -> bool:
+        return self._parser is not None and self._parser.is_complete
+
+    def _add(self, text: str, delta: Delta) -> None:
+        if self._parser is None:
+            delta.text += text
+        elif text:
+            self._add_parsed(self._parser.push(text), delta)
+
+    def _add_parsed(self, parsed: Parsed, delta: Delta) -> None:
+        delta.text += parsed.content
+        delta.reasoning += parsed.reasoning
+        delta.calls += parsed.calls
+        self.has_calls = self.has_calls or bool(parsed.calls)
+
+    def _take(self, output: SequenceOutput, delta: Delta) -> None:
         hidden = len(output.token_ids)  # the place of an end token whose text is not part of the answer
         if output.stop_token_id is not None and not self._include_stop:
             hidden -= 1
         for index, token in enumerate(output.token_ids):
             self.num_tokens += 1
+            self.num_reasoning_tokens += self._parser is not None and self._parser.is_reasoning
             if self._keeps_tokens:
                 logprobs = output.logprobs[index] if output.logprobs else None
                 self._kept.append((token, logprobs, self._num_chars))
@@ -99,10 +136,9 @@ class Choice:
             piece = self._decoder.push_one(token)
             if not piece:
                 continue
-            pieces.append(self._search(piece))
-            if self._matcher.match is not None:
+            self._add(self._search(piece), delta)
+            if self._matcher.match is not None or self._is_complete:
                 break
-        return "".join(pieces)
 
     def _search(self, piece: str) -> str:
         self._num_chars += len(piece)

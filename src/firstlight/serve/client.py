@@ -24,6 +24,7 @@ from firstlight.engine.messages import (
     Drain,
     EngineStats,
     Failed,
+    Profile,
     Ready,
     SequenceOutput,
     StepOutputs,
@@ -33,6 +34,7 @@ from firstlight.engine.messages import (
     encode,
 )
 from firstlight.serve.mailbox import Mailbox, OnOutput, pause_of
+from firstlight.serve.profile_order import ProfileOrder
 
 log = logging.getLogger(__name__)
 LAST_WORDS_LOOKS, LAST_WORDS_LOOK_S = 20, 0.05
@@ -61,6 +63,7 @@ class EngineClient:
         self.failure: Failed | None = None
         self.is_draining = False
         self.stats = EngineStats()
+        self.profile = ProfileOrder(self._send)
 
     @property
     def is_serving(self) -> bool:
@@ -185,6 +188,8 @@ class EngineClient:
                     self.ready = message
                 case Failed():
                     self._fail(message)
+                case Profile():
+                    self.profile.deliver(message)
             # A message that is there already is received without a pause; others want their turn too.
             await asyncio.sleep(0)
 
@@ -222,6 +227,7 @@ class EngineClient:
         self._end_all(failure.message)
 
     def _end_all(self, error: str) -> None:
+        self.profile.fail(error)
         for request_id, box in list(self._boxes.items()):
             del self._boxes[request_id]
             box.deliver(SequenceOutput(request_id, [], finish_reason=FINISH_ERROR, error=error))

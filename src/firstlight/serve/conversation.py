@@ -1,31 +1,38 @@
 """A conversation in the OpenAI form, checked and made plain for a chat template.
 
-Called by the chat and tokenize handlers. Invariant: a template sees only messages with a role and text; what
-it could not show (images, tool calls) was refused by name.
+Called by `serve.chat_turn`. Invariant: a template sees only messages with a role and what it can show; the
+rest (images, tool calls where it has no place for them) was refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from firstlight.base.errors import RequestError
 
 MAX_MESSAGES = 4096
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_TEXT_FIELDS = ("name",)
+MAX_CALLS = 512  # in one message
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+# Of one role only, with the name that the template has for them.
+_OF_ROLE = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
+_OTHER_NAMES = {"reasoning": "reasoning_content"}
+_TEXT_FIELDS = ("name", "reasoning_content", "tool_call_id")
 _REFUSED_FIELDS = {
-    "tool_calls": "tool calls are not supported yet",
-    "tool_call_id": "tool calls are not supported yet",
-    "function_call": "tool calls are not supported yet",
+    "function_call": "calls are sent as tool_calls",
     "audio": "only text is supported",
-    "reasoning": "reasoning is not supported yet",
-    "reasoning_content": "reasoning is not supported yet",
 }
 _IGNORED_FIELDS = ("refusal", "annotations")
+Shows = Callable[[str], bool]  # whether the template mentions a field
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def plain_messages(messages: Sequence[Mapping[str, Any]], shows: Shows) -> list[dict[str, Any]]:
     """Messages for the template: "developer" becomes "system", text parts are joined by line breaks."""
     if not messages:
         raise RequestError("messages is empty; send at least one message.", param="messages")
@@ -33,34 +40,69 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         raise RequestError(
             f"There are {len(messages)} messages; at most {MAX_MESSAGES} are allowed.", param="messages"
         )
-    return [_plain(message, f"messages.{index}") for index, message in enumerate(messages)]
+    return [_plain(message, f"messages.{index}", shows) for index, message in enumerate(messages)]
 
 
-def _plain(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _plain(message: Mapping[str, Any], where: str, shows: Shows) -> dict[str, Any]:
     role = message.get("role")
-    if role in ("tool", "function"):
-        raise _refused(
-            f"{where}.role", f"the role {role!r} belongs to tool calls, which are not supported yet"
-        )
+    if role == "function":
+        raise _refused(f"{where}.role", "results of functions are sent in the role 'tool'")
     if not isinstance(role, str) or role not in _ROLES:
         raise RequestError(
             f"{where}.role is {str(role)[:40]!r}; it must be one of {', '.join(_ROLES)}.",
             param=f"{where}.role",
         )
-    plain: dict[str, Any] = {"role": _ROLES[role], "content": _content(message.get("content"), where)}
+    plain: dict[str, Any] = {"role": _ROLES[role]}
+    if message.get("content") is not None or not message.get("tool_calls"):
+        plain["content"] = _content(message.get("content"), where)
     for name, value in message.items():
-        if name in ("role", "content", *_IGNORED_FIELDS) or value is None:
+        if name in ("role", "content", *_IGNORED_FIELDS) or value is None or value == []:
             continue
-        if name in _REFUSED_FIELDS:
-            if value in ([], ""):
-                continue
-            raise _refused(f"{where}.{name}", _REFUSED_FIELDS[name])
-        if name not in _TEXT_FIELDS:
-            raise _refused(f"{where}.{name}", "messages have no such field")
-        if not isinstance(value, str):
-            raise RequestError(f"{where}.{name} must be a string.", param=f"{where}.{name}")
-        plain[name] = value
+        if value == "" and name not in ("name", "tool_call_id"):
+            continue
+        name = _OTHER_NAMES.get(name, name)
+        _check_field(role, name, value, where, shows)
+        plain[name] = _calls(value, f"{where}.{name}") if name == "tool_calls" else value
+    if role == "tool" and "tool_call_id" not in plain:
+        raise RequestError(
+            f"{where}.tool_call_id is missing; say which call this is the result of.",
+            param=f"{where}.tool_call_id",
+        )
     return plain
+
+
+def _check_field(role: str, name: str, value: Any, where: str, shows: Shows) -> None:
+    param = f"{where}.{name}"
+    if name in _REFUSED_FIELDS:
+        raise _refused(param, _REFUSED_FIELDS[name])
+    if name in _OF_ROLE:
+        if _OF_ROLE[name] != role:
+            raise _refused(param, f"only messages of the role {_OF_ROLE[name]!r} have this field")
+        if not shows(name):
+            raise _refused(param, "the model's chat template has no place for it")
+    elif name not in _TEXT_FIELDS:
+        raise _refused(param, "messages have no such field")
+    if name in _TEXT_FIELDS and not isinstance(value, str):
+        raise RequestError(f"{param} must be a string.", param=param)
+
+
+def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list) or len(calls) > MAX_CALLS:
+        raise RequestError(f"{where} must be a list of at most {MAX_CALLS} calls.", param=where)
+    return [_call(call, f"{where}.{index}") for index, call in enumerate(calls)]
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    """A call as templates know it. Its arguments stay the text that they are."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or call.get("type", "function") != "function":
+        raise RequestError(f"{where} must be a call of the type 'function'.", param=where)
+    texts = {"id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise RequestError(f"{where}: its {name} must be a string.", param=where)
+    called = {"name": texts["name"], "arguments": texts["arguments"]}
+    return {"id": texts["id"], "type": "function", "function": called}
 
 
 def _content(content: Any, where: str) -> str:

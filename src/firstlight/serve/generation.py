@@ -6,8 +6,8 @@ every sequence that is still open, so that a client that went away costs at most
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +21,7 @@ from firstlight.engine.messages import (
 from firstlight.engine.params import SamplingParams
 from firstlight.serve.choice import Choice, Delta, TextOptions
 from firstlight.serve.errors import engine_error
+from firstlight.serve.parsing.answer import AnswerParser
 from firstlight.serve.replies import CompletionDetails, PromptDetails, Usage
 from firstlight.serve.sampling import of_answer
 from firstlight.serve.server import Server
@@ -37,6 +38,7 @@ class Job:
     options: TextOptions
     priority: int
     arrived_s: float
+    parser: Callable[[], AnswerParser | None] = lambda: None  # a new one for each answer
 
 
 class Generation:
@@ -46,8 +48,12 @@ class Generation:
         self._server = server
         self._job = job
         total = len(job.prompts) * job.num_answers
+        parsers = [job.parser() for _ in range(total)]
+        options = job.options
+        if any(parsers):
+            options = replace(options, shown_ids=server.marker_ids)
         self.choices = [
-            Choice(server.text, job.params, job.options, server.end_token_ids) for _ in range(total)
+            Choice(server.text, job.params, options, server.end_token_ids, parser) for parser in parsers
         ]
         self._num_open = total
         self._is_accepted = False
@@ -114,7 +120,9 @@ class Generation:
         cached = sum(choice.num_cached_tokens for choice in self.choices[:: self._job.num_answers])
         accepted = sum(choice.num_accepted for choice in self.choices)
         rejected = sum(choice.num_drafted for choice in self.choices) - accepted
-        return _usage(self._job, completion_tokens, cached, CompletionDetails(accepted, rejected))
+        reasoning = sum(choice.num_reasoning_tokens for choice in self.choices)
+        details = CompletionDetails(accepted, rejected, reasoning)
+        return _usage(self._job, completion_tokens, cached, details)
 
 
 class NoGeneration:

@@ -6,14 +6,18 @@ Registered by `serve.app`. Invariant: a stream, joined, is the answer that the s
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from msgspec import UNSET
 
 from firstlight.base.errors import RequestError
+from firstlight.engine.messages import FINISH_STOP
 from firstlight.serve.answer import Head, StreamUsage
+from firstlight.serve.chat_turn import answer_parser, chat_prompt
 from firstlight.serve.choice import Delta
 from firstlight.serve.exchange import Reply
 from firstlight.serve.generation import Generation
-from firstlight.serve.prompts import chat_prompt, check_length
+from firstlight.serve.prompts import check_length
 from firstlight.serve.protocol import ChatRequest
 from firstlight.serve.replies import (
     AssistantMessage,
@@ -28,6 +32,9 @@ from firstlight.serve.replies import (
 )
 from firstlight.serve.sampling import sampling_params
 from firstlight.serve.server import Server
+from firstlight.serve.tool_replies import call_deltas, whole_calls
+
+FINISH_TOOL_CALLS = "tool_calls"
 
 
 class ChatAnswer:
@@ -50,17 +57,12 @@ class ChatAnswer:
     async def run(self, reply: Reply) -> None:
         """Generates and writes the answer."""
         request = self._request
-        prompt = await chat_prompt(
-            self._server,
-            request.messages,
-            add_special_tokens=request.add_special_tokens,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            template_kwargs=request.chat_template_kwargs,
-        )
+        chat = await chat_prompt(self._server, request, request.messages)
+        prompt = chat.token_ids
         limit_param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         check_length(self._server, [prompt], self._max_tokens, "messages", limit_param)
         job = self._head.job(request, [prompt], self._params, request.continue_final_message)
+        job = replace(job, parser=lambda: answer_parser(self._server, chat, one_call=self._is_single))
         async with Generation(self._server, job) as generation:
             if request.stream:
                 await self._stream(reply, generation, prompt)
@@ -73,22 +75,37 @@ class ChatAnswer:
             self._head.id,
             self._head.created,
             self._head.model,
-            [self._choice(index, parts) for index, parts in enumerate(deltas)],
+            [self._choice(index, parts, generation) for index, parts in enumerate(deltas)],
             generation.usage(),
             prompt_token_ids=prompt if self._request.return_token_ids else UNSET,
         )
 
-    def _choice(self, index: int, parts: list[Delta]) -> ChatChoice:
+    @property
+    def _is_single(self) -> bool:
+        return not self._request.parallel_tool_calls
+
+    def _choice(self, index: int, parts: list[Delta], generation: Generation) -> ChatChoice:
         last = parts[-1]
         logprobs = [item for part in parts for item in part.logprobs]
         tokens = [token for part in parts for token in part.token_ids]
         return ChatChoice(
             index,
-            AssistantMessage("assistant", "".join(part.text for part in parts)),
+            self._message(parts),
             chat_logprobs(logprobs, self._server.text) if self._request.logprobs else None,
-            last.finish_reason,
+            _why(last, generation.choices[index].has_calls),
             last.stop_reason,
             tokens if self._request.return_token_ids else UNSET,
+        )
+
+    def _message(self, parts: list[Delta]) -> AssistantMessage:
+        content = "".join(part.text for part in parts)
+        reasoning = "".join(part.reasoning for part in parts) if self._request.include_reasoning else ""
+        calls = whole_calls(piece for part in parts for piece in part.calls)
+        return AssistantMessage(
+            "assistant",
+            content or (None if calls else ""),
+            reasoning_content=reasoning or UNSET,
+            tool_calls=calls or UNSET,
         )
 
     async def _stream(self, reply: Reply, generation: Generation, prompt: list[int]) -> None:
@@ -99,8 +116,12 @@ class ChatAnswer:
             if not begun:  # only now is it sure that the request was not rejected
                 begun = True
                 await self._begin(reply, prompt, usage)
+            if not self._request.include_reasoning:
+                delta.reasoning = ""
             if delta:
-                await reply.event(encode(self._chunk([self._chunk_choice(index, delta)], usage)))
+                has_calls = generation.choices[index].has_calls
+                choice = self._chunk_choice(index, delta, has_calls)
+                await reply.event(encode(self._chunk([choice], usage)))
         await usage.end(reply, self._chunk([], usage))
 
     async def _begin(self, reply: Reply, prompt: list[int], usage: StreamUsage) -> None:
@@ -111,22 +132,36 @@ class ChatAnswer:
                 chunk.prompt_token_ids = prompt
             await reply.event(encode(chunk))
 
-    def _chunk_choice(self, index: int, delta: Delta) -> ChatChunkChoice:
+    def _chunk_choice(self, index: int, delta: Delta, has_calls: bool) -> ChatChunkChoice:
         logprobs: ChatLogprobs | None = None
         if self._request.logprobs and delta.logprobs:
             logprobs = chat_logprobs(delta.logprobs, self._server.text)
         return ChatChunkChoice(
             index,
-            MessageDelta(content=delta.text) if delta.text else MessageDelta(),
+            self._delta(delta),
             logprobs,
-            delta.finish_reason,
+            _why(delta, has_calls),
             delta.stop_reason if delta.finish_reason else UNSET,
             delta.token_ids if self._request.return_token_ids else UNSET,
+        )
+
+    def _delta(self, delta: Delta) -> MessageDelta:
+        return MessageDelta(
+            content=delta.text or UNSET,
+            reasoning_content=delta.reasoning or UNSET,
+            tool_calls=call_deltas(delta.calls) or UNSET,
         )
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: StreamUsage) -> ChatChunk:
         head = self._head
         return ChatChunk(head.id, head.created, head.model, choices, usage=usage.so_far())
+
+
+def _why(delta: Delta, has_calls: bool) -> str | None:
+    """Why the answer ended, as OpenAI says it: an answer that ended by itself and calls tools, for these."""
+    if delta.finish_reason == FINISH_STOP and delta.stop_reason is None and has_calls:
+        return FINISH_TOOL_CALLS
+    return delta.finish_reason
 
 
 def _max_tokens(request: ChatRequest) -> int | None:

@@ -14,6 +14,7 @@ import firstlight
 from firstlight.engine.messages import EngineStats
 from firstlight.engine.speculation.counts import figures
 from firstlight.serve import replies
+from firstlight.serve.parsing.protocol import ParserFamily
 from firstlight.serve.server import Server
 
 
@@ -44,9 +45,14 @@ def server_info(server: Server) -> dict[str, Any]:
         "max_model_len": server.ready.max_model_len,
         "vocab_size": server.ready.vocab_size,
         "has_chat_template": server.text.has_chat_template,
+        "parsers": {"tool_calls": _name(server.parsers.tools), "reasoning": _name(server.parsers.reasoning)},
         "startup_report": server.ready.report,
         "engine": _stats(server.client.stats),
     }
+
+
+def _name(family: ParserFamily | None) -> str | None:
+    return None if family is None else family.name
 
 
 def _stats(stats: EngineStats) -> dict[str, Any]:

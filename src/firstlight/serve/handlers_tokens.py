@@ -9,7 +9,8 @@ from msgspec import UNSET
 
 from firstlight.base.errors import RequestError
 from firstlight.serve import replies
-from firstlight.serve.prompts import chat_prompt, check_ids, tokenize
+from firstlight.serve.chat_turn import chat_prompt
+from firstlight.serve.prompts import check_ids, tokenize
 from firstlight.serve.protocol import DetokenizeRequest, TokenizeRequest
 from firstlight.serve.server import Server
 
@@ -20,14 +21,7 @@ async def tokens_of(server: Server, request: TokenizeRequest) -> replies.Tokens:
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("Send either prompt or messages.", param="prompt")
     if request.messages is not None:
-        ids = await chat_prompt(
-            server,
-            request.messages,
-            add_special_tokens=request.add_special_tokens,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            template_kwargs=request.chat_template_kwargs,
-        )
+        ids = (await chat_prompt(server, request, request.messages)).token_ids
     else:
         assert request.prompt is not None
         (ids,) = await tokenize(server, [request.prompt], request.add_special_tokens)

@@ -14,12 +14,19 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from firstlight.engine.messages import Profile
 from firstlight.serve import replies
 from firstlight.serve.errors import ErrorBody
-from firstlight.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from firstlight.serve.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ProfileRequest,
+    TokenizeRequest,
+)
 
 _REFERENCE = "#/components/schemas/{}"
-_REQUESTS = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_REQUESTS = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, ProfileRequest)
 _REPLIES = (
     replies.ChatCompletion,
     replies.ChatChunk,
@@ -29,6 +36,7 @@ _REPLIES = (
     replies.ModelList,
     replies.Model,
     replies.Aborted,
+    Profile,
     ErrorBody,
 )
 

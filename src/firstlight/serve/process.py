@@ -31,6 +31,7 @@ from firstlight.serve.http1 import Http1Protocol
 from firstlight.serve.http_server import HttpServer
 from firstlight.serve.logs import set_up
 from firstlight.serve.metrics import Metrics
+from firstlight.serve.parsing.registry import choose_parsers
 from firstlight.serve.sampling import DEFAULTED
 from firstlight.serve.server import Server
 from firstlight.text.model import TextModel
@@ -113,15 +114,24 @@ def make_server(config: RunConfig) -> Server:
     metrics = Metrics()
     checkpoint = open_checkpoint(config.model.path)
     defaults = {name: value for name, value in checkpoint.generation_defaults.items() if name in DEFAULTED}
-    text = TextModel.load(config.model.path, config.model.chat_template)
+    model = config.model
+    text = TextModel.load(model.path, model.chat_template, trust_remote_code=model.trust_remote_code)
     text.check_template()
+    description = checkpoint.description
+    parsers = choose_parsers(
+        config.server.tool_call_parser,
+        config.server.reasoning_parser,
+        description.architecture,
+        lambda token: text.token_id(token) is not None,
+    )
     return Server(
         config,
         text,
         EngineClient(config.run_dir, metrics.on_step),
         metrics,
-        frozenset(checkpoint.description.eos_token_ids),
+        frozenset(description.eos_token_ids),
         defaults,
+        parsers,
     )
 
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from firstlight.base.errors import RequestError
-from firstlight.serve.conversation import plain_messages
 from firstlight.serve.server import Server
 
 INLINE_CHARS = 4096  # a shorter text is tokenised in less time than a thread takes to begin
@@ -20,35 +19,19 @@ HEAD_CHARS_PER_TOKEN = 16  # more than texts have, so that only hopeless ones ar
 _threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
 
-async def chat_prompt(
-    server: Server,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    add_special_tokens: bool | None,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    template_kwargs: Mapping[str, Any],
-) -> list[int]:
-    """The token ids of a conversation."""
-    if add_generation_prompt and continue_final_message:
-        raise RequestError(
-            "continue_final_message goes on inside the last message, so add_generation_prompt must be false.",
-            param="continue_final_message",
-        )
-    plain = plain_messages(messages)
+async def chat_tokens(
+    server: Server, messages: Sequence[Mapping[str, Any]], flags: Mapping[str, Any], add_special_tokens: bool
+) -> tuple[str, list[int]]:
+    """A conversation's prompt and its token ids. `flags`: the other arguments of `TextModel.render_chat`."""
 
-    def make() -> list[int]:
-        prompt = server.text.render_chat(
-            plain,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            kwargs=template_kwargs,
-        )
+    def make() -> tuple[str, list[int]]:
+        prompt = server.text.render_chat(messages, **flags)
         # Templates write the begin token themselves.
-        return _encode(server, prompt, bool(add_special_tokens), "messages")
+        return prompt, _encode(server, prompt, add_special_tokens, "messages")
 
-    num_chars = sum(len(message["content"]) for message in plain)
-    if num_chars < INLINE_CHARS and len(plain) < 64:
+    is_plain = not flags["tools"] and not any("tool_calls" in message for message in messages)
+    num_chars = sum(len(text) for message in messages for text in message.values() if isinstance(text, str))
+    if is_plain and num_chars < INLINE_CHARS and len(messages) < 64:
         return make()
     return await asyncio.get_running_loop().run_in_executor(_threads, make)
 

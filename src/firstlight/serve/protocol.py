@@ -78,6 +78,14 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool = Field(True, description="Ask the template for the start of an answer.")
     continue_final_message: bool = Field(False, description="Go on inside the last message.")
     chat_template_kwargs: dict[str, Any] = Field({}, description="Variables for the chat template.")
+    tools: list[Any] = Field([], description="Functions that the model may call.")
+    tool_choice: Any = Field(None, description="auto, or none: the model is not shown the tools.")
+    thinking: Any = Field(
+        None, description="true, false, or {type: enabled} or {type: disabled}, for models that think."
+    )
+    reasoning_effort: str | None = Field(None, description="none: the same as thinking: false.")
+    parallel_tool_calls: bool = Field(True, description="false: the answer ends with its first call.")
+    include_reasoning: bool = Field(True, description="false: leave out what the model thinks.")
 
 
 class CompletionRequest(GenerationRequest):
@@ -102,6 +110,12 @@ class TokenizeRequest(_Request):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field({})
+    tools: list[Any] = Field([], description="Functions that the model may call.")
+    tool_choice: Any = Field(None, description="auto, or none: the model is not shown the tools.")
+    thinking: Any = Field(
+        None, description="true, false, or {type: enabled} or {type: disabled}, for models that think."
+    )
+    reasoning_effort: str | None = Field(None, description="none: the same as thinking: false.")
     return_token_strs: bool = Field(False, description="The text of each token beside its id.")
 
 
@@ -112,13 +126,20 @@ class DetokenizeRequest(_Request):
     skip_special_tokens: bool = False
 
 
+class ProfileRequest(_Request):
+    """POST /v1/profile."""
+
+    steps: int = Field(64, ge=1, le=2000, description="Decode steps that are recorded.")
+    timeout_s: float = Field(30.0, gt=0.0, le=300.0, description="After that, what there is of them.")
+
+
 Parsed = TypeVar("Parsed", bound=_Request)
 
 
 def parse(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
     """The request in `body`; a `RequestError` names the first field that is wrong."""
     try:
-        return kind.model_validate(without_neutral(body))
+        return kind.model_validate(without_neutral(body, kind.model_fields))
     except ValidationError as error:
         raise _first_fault(error) from None
 

@@ -6,7 +6,7 @@ is never silently ignored: it is supported, has its neutral value, or the reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from firstlight.base.errors import RequestError
@@ -21,13 +21,13 @@ IGNORED = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
-        "parallel_tool_calls",  # there are no tool calls to run in parallel
+        "parallel_tool_calls",  # a plain completion has no tool calls
         "stream_interval",
     }
 )
 
-_NO_TOOLS = "tool calls are not supported yet"
-_NO_REASONING = "reasoning control is not supported yet"
+_NO_TOOLS = "only chats have tools, and they have them as tools"
+_NO_REASONING = "only chats control reasoning, by thinking and include_reasoning"
 _NO_STRUCTURE = "structured output is not supported yet"
 _NO_PROMPT_LOGPROBS = "log-probabilities of the prompt are not supported yet"
 _NO_BEAMS = "beam search is not supported"
@@ -85,16 +85,17 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:
+def without_neutral(body: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """The body without nulls, ignored parameters, and refused ones at the value that changes nothing.
 
-    Raises `RequestError` naming the first parameter that would change the answer.
+    `known`: parameters of this endpoint, which are neither ignored nor refused here. Raises `RequestError`
+    naming the first parameter that would change the answer.
     """
     kept: dict[str, Any] = {}
     for name, value in body.items():
-        if value is None or name in IGNORED:
+        if value is None or (name in IGNORED and name not in known):
             continue
-        if name not in REFUSED:
+        if name in known or name not in REFUSED:
             kept[name] = value
             continue
         changes_nothing, reason = REFUSED[name]

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from firstlight.engine.messages import TokenLogprobs
+from firstlight.serve.tool_replies import ToolCall, ToolCallDelta
 from firstlight.text.model import TextModel
 
 MINUS_INFINITY = -9999.0  # JSON has no infinity; the value that OpenAI's API uses
@@ -27,10 +28,12 @@ class PromptDetails(msgspec.Struct):
 
 
 class CompletionDetails(msgspec.Struct):
-    """Tokens that a drafter had guessed: those of the answer, and those that the model did not choose."""
+    """Tokens that a drafter had guessed: those of the answer, and those that the model did not choose;
+    and tokens of the answer that are reasoning."""
 
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Usage(msgspec.Struct):
@@ -80,8 +83,10 @@ class AssistantMessage(msgspec.Struct):
     """The answer."""
 
     role: str
-    content: str
+    content: str | None  # null: there are only tool calls
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class MessageDelta(msgspec.Struct, omit_defaults=True):
@@ -89,6 +94,8 @@ class MessageDelta(msgspec.Struct, omit_defaults=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from firstlight.base.config import RunConfig
@@ -16,6 +17,7 @@ from firstlight.base.errors import RequestError
 from firstlight.engine.messages import Ready
 from firstlight.serve.client import EngineClient
 from firstlight.serve.metrics import Metrics
+from firstlight.serve.parsing.registry import Parsers
 from firstlight.text.model import TextModel
 
 
@@ -32,6 +34,7 @@ class Server:
     metrics: Metrics
     end_token_ids: frozenset[int] = frozenset()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    parsers: Parsers = Parsers()
     startup: dict[str, Any] = field(default_factory=lambda: {"status": "ready"})
     started_unix_s: int = field(default_factory=lambda: int(time.time()))
 
@@ -40,6 +43,12 @@ class Server:
         """What the engine said at its start; handlers run only after it."""
         assert self.client.ready is not None, "a handler ran before the engine was ready"
         return self.client.ready
+
+    @cached_property
+    def marker_ids(self) -> frozenset[int]:
+        """The tokens that the parsers have to see."""
+        ids = map(self.text.token_id, self.parsers.markers)
+        return frozenset(token_id for token_id in ids if token_id is not None)
 
     @property
     def model_name(self) -> str:

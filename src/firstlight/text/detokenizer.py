@@ -21,13 +21,19 @@ class StreamDecoder:
     """The text of one sequence, token by token.
 
     `after_text`: the sequence continues a text, so its first space is part of it (SentencePiece only).
+    `shown_ids`: special tokens that are not skipped.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, *, skip_special_tokens: bool = True, after_text: bool = False
+        self,
+        vocabulary: Vocabulary,
+        *,
+        skip_special_tokens: bool = True,
+        after_text: bool = False,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._vocabulary = vocabulary
-        self._skip_ids = vocabulary.special_ids if skip_special_tokens else frozenset[int]()
+        self._skip_ids = vocabulary.special_ids - shown_ids if skip_special_tokens else frozenset[int]()
         self._utf8 = _Utf8(errors="replace")
         self._pending = b""  # bytes of an unfinished character, SentencePiece only
         self._drop_space = vocabulary.strips_first_space and not after_text

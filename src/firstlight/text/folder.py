@@ -1,4 +1,4 @@
-"""The tokenizer files of a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
+"""The tokenizer files of a Hugging Face folder: tokenizer.json or Kimi's, tokenizer_config.json, templates.
 
 Called by `text.model`. Invariant: what a file says wrongly is an error that names the file, never a guess.
 """
@@ -11,28 +11,53 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from firstlight.base.errors import ModelFileError, UnsupportedError
+from firstlight.base.errors import FirstlightError, ModelFileError, UnsupportedError
 from firstlight.facts.fields import read_json_object
+from firstlight.text.kimi import RANKS_FILE, is_kimi, knows_split, read_kimi, tokenizer_code
+from firstlight.text.remote_code import run_tokenizer_code
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_OTHER_FILES = ("tokenizer.model", "tekken.json", "vocab.json", RANKS_FILE)
 MAX_TEMPLATE_BYTES = 1024 * 1024
 _TEMPLATE_REMEDY = "Give the path of a Jinja file in UTF-8 with --chat-template FILE."
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of the folder. Only tokenizer.json is read: it holds everything in one known form."""
+def read_tokenizer(folder: Path, config: Mapping[str, Any], *, trust_remote_code: bool = False) -> Tokenizer:
+    """The tokenizer of the folder: tokenizer.json, which holds everything in one known form, or Kimi's files.
+
+    `trust_remote_code`: where there is neither, the folder's own code is run.
+    """
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        others = [
-            name for name in ("tokenizer.model", "tekken.json", "vocab.json") if (folder / name).exists()
-        ]
-        if others:
-            raise UnsupportedError(
-                f"{folder} has no tokenizer.json, only {', '.join(others)}.",
-                "Load and save the tokenizer once with transformers (AutoTokenizer, use_fast=True); that "
-                "writes tokenizer.json.",
-            )
-        raise ModelFileError(f"{folder} has no tokenizer.json.", "Download the tokenizer files too.")
+    if path.is_file():
+        return _read_json(path)
+    code = tokenizer_code(config)
+    is_known = is_kimi(folder, config)
+    if is_known and (knows_split(folder, config) or not trust_remote_code):
+        return read_kimi(folder, config)
+    if code is not None:
+        if trust_remote_code:
+            return run_tokenizer_code(folder)
+        raise UnsupportedError(
+            f"{folder} has no tokenizer.json, and its tokenizer_config.json wants {code} of the folder's own "
+            "code, which is not run: it can do whatever you can.",
+            "If you trust that code, start with --trust-remote-code; or use a copy of the model that has a "
+            "tokenizer.json.",
+        )
+    raise _no_tokenizer(folder)
+
+
+def _no_tokenizer(folder: Path) -> FirstlightError:
+    others = [name for name in _OTHER_FILES if (folder / name).exists()]
+    if not others:
+        return ModelFileError(f"{folder} has no tokenizer.json.", "Download the tokenizer files too.")
+    return UnsupportedError(
+        f"{folder} has no tokenizer.json, only {', '.join(others)}.",
+        "Load and save the tokenizer once with transformers (AutoTokenizer, use_fast=True); that writes "
+        "tokenizer.json.",
+    )
+
+
+def _read_json(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the bindings raise plain Exception for any fault of the file

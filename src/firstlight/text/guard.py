@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from firstlight.base.errors import RequestError
 
@@ -46,7 +46,7 @@ class ControlTokenGuard:
         self._tokenizer = tokenizer
         self._texts = _longest_first(token.content for token in added)
         # A mark needs a place inside; no known model has a control token of one character.
-        self._special = _longest_first(t.content for t in added if t.special and len(t.content) > 1)
+        self._special = _longest_first(t.content for t in added if _is_control(t) and len(t.content) > 1)
         self._heads = {text[:2] for text in self._special}
         self._written = re.compile("|".join(map(re.escape, self._special)))
         self._lock = threading.Lock()
@@ -114,6 +114,12 @@ class _Renamed:
         plain = named.replace(chat.mark, "")
         ids: list[int] = self._tokenizer.encode(plain, add_special_tokens=add_special_tokens).ids
         return ids
+
+
+def _is_control(token: AddedToken) -> bool:
+    """Special, or marked as such by its form: tools' markup is not "special" in some tokenizers, so that
+    parsers see it. Tags such as <think> are left alone, as templates look for them in messages."""
+    return token.special or (token.content.startswith("<|") and token.content.endswith("|>"))
 
 
 def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:

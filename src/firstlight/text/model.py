@@ -20,10 +20,14 @@ from firstlight.text.detokenizer import StreamDecoder
 from firstlight.text.gguf_tokenizer import build_tokenizer
 from firstlight.text.guard import ControlTokenGuard, RenderedChat
 from firstlight.text.template import ChatTemplate, TemplateFault
+from firstlight.text.tool_declarations import sorted_keys, typescript
 from firstlight.text.vocabulary import Vocabulary
 
 # What a client's chat_template_kwargs may not set: they have fields of their own.
-RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+RESERVED_VARIABLES = ("messages", "tools", "tools_ts_str", "documents") + (
+    "add_generation_prompt",
+    "continue_final_message",
+)
 
 
 class TextModel:
@@ -42,13 +46,23 @@ class TextModel:
         self.eos_token_id = self._special_id("eos_token")
 
     @classmethod
-    def load(cls, path: str | Path, chat_template_file: str | Path | None = None) -> TextModel:
-        """Reads a GGUF file or a Hugging Face folder; `chat_template_file` replaces the model's template."""
+    def load(
+        cls,
+        path: str | Path,
+        chat_template_file: str | Path | None = None,
+        *,
+        trust_remote_code: bool = False,
+    ) -> TextModel:
+        """Reads a GGUF file or a Hugging Face folder; `chat_template_file` replaces the model's template.
+
+        `trust_remote_code`: run the folder's own code where its tokenizer cannot be read without.
+        """
         path = Path(path)
         template: str | None
         if path.is_dir():
             config = folder.read_config(path)
-            tokenizer, specials = folder.read_tokenizer(path), folder.special_tokens(config)
+            tokenizer = folder.read_tokenizer(path, config, trust_remote_code=trust_remote_code)
+            specials = folder.special_tokens(config)
             template, where = folder.read_template(path, config)
         else:
             header = read_gguf(path)
@@ -103,9 +117,29 @@ class TextModel:
         stream = self.stream(skip_special_tokens=skip_special_tokens)
         return stream.push(token_ids) + stream.flush()
 
-    def stream(self, *, skip_special_tokens: bool = True, after_text: bool = False) -> StreamDecoder:
-        """A decoder for one sequence, token by token."""
-        return StreamDecoder(self._vocabulary, skip_special_tokens=skip_special_tokens, after_text=after_text)
+    def stream(
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        after_text: bool = False,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> StreamDecoder:
+        """A decoder for one sequence, token by token. `shown_ids`: special tokens that are not skipped."""
+        return StreamDecoder(
+            self._vocabulary,
+            skip_special_tokens=skip_special_tokens,
+            after_text=after_text,
+            shown_ids=shown_ids,
+        )
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is written so in the tokenizer's own files, special ones among them."""
+        index: int | None = self._tokenizer.token_to_id(text)
+        return index
+
+    def shows(self, name: str) -> bool:
+        """Whether the chat template mentions a field of messages or a variable of this name."""
+        return self._template is not None and name in self._template.source
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the text; they need not be whole characters."""
@@ -146,12 +180,20 @@ class TextModel:
         }
         guard, chat, variables = self._guard, list(messages), {**(kwargs or {})}
         if tools:
-            variables["tools"] = list(tools)
+            variables |= self._declared(tools)
         if not guard.finds(chat, variables):
             return self._render(self._template, chat, variables, flags)
         mark = guard.new_mark(chat, variables)
         text = self._render(self._template, guard.marked(chat, mark), guard.marked(variables, mark), flags)
         return RenderedChat(text, mark)
+
+    def _declared(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The template's variables for `tools`: as they are, or as Kimi-K2.5's own code prepares them."""
+        if not self.shows("tools_ts_str"):
+            return {"tools": list(tools)}
+        ordered = sorted_keys(tools)
+        text = typescript(ordered)
+        return {"tools": ordered} | ({} if text is None else {"tools_ts_str": text})
 
     def _render(
         self,
@@ -167,12 +209,11 @@ class TextModel:
                 raise
             template.render(messages, self._special_tokens, **flags)
             raise RequestError(
-                "The model's chat template fails with these chat_template_kwargs, and does not without them: "
+                "The model's chat template fails with these tools or chat_template_kwargs, and not without: "
                 f"{as_sentence(fault.reason)} Leave them out, or give what the template expects.",
                 param="chat_template_kwargs",
             ) from fault
 
     def _special_id(self, role: str) -> int | None:
         text = self._special_tokens.get(role)
-        index: int | None = self._tokenizer.token_to_id(text) if text is not None else None
-        return index
+        return self.token_id(text) if text is not None else None

@@ -54,11 +54,25 @@ def other_collective(module, number):
         nonlocal calls
         calls += 1
         if calls == number:
-            self._run("expert-map", lambda: module.dist.broadcast(tensor, src=0))
+            self.gather_columns("expert-map", tensor, [tensor.shape[-1]] * self.size)
             return tensor
         return all_reduce(self, name, tensor)
 
     module.Group.all_reduce = reduce_or_share
+
+
+def slow_collective(module, seconds):
+    """ops.collectives: each takes so much longer."""
+    run = module.Group._run
+
+    def slow_run(self, name, call):
+        def call_late(*arguments):
+            time.sleep(seconds)
+            return call(*arguments)
+
+        return run(self, name, call_late)
+
+    module.Group._run = slow_run
 
 
 def two_locks(module, number):

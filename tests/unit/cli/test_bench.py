@@ -34,7 +34,8 @@ def test_serving_shows_and_stores(tmp_path: Path) -> None:
         more = ["--goodput", "ttft:60000", "--json", str(file), "--png", str(picture)]
         done = runner.invoke(make_app(), serving(server, *more))
     assert done.exit_code == 0, done.output
-    for words in ("closed loop, concurrency 2", "4 answered, 0 failed", "time to first token", "goodput/s"):
+    shown = ("closed loop, concurrency 2", "4 answered, 0 failed", "time to first token", "goodput/s")
+    for words in (*shown, "bench: 4 of 4 requests"):
         assert words in done.output
     assert json.loads(file.read_text())["output_tokens"] == 20
     assert picture.exists()

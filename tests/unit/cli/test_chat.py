@@ -63,6 +63,23 @@ def test_pieces_arrive_in_order_with_reason_and_count() -> None:
     assert pieces[-1].num_tokens == 2
 
 
+def test_reasoning_is_shown_on_a_terminal_only_and_not_sent_back() -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        thought = [{"choices": [{"delta": {name: "Hm."}}]} for name in ("reasoning_content", "reasoning")]
+        return httpx.Response(200, content=events(*thought, delta("Hello.", "stop"), "[DONE]"))
+
+    for output in (Terminal(), io.StringIO()):
+        is_terminal = output.isatty()
+        with client(answer) as chat:
+            conversation = Conversation(chat, "m", ChatOptions(), output)
+            conversation.ask("Hi")
+            shown = output.getvalue()
+            assert shown.count("Hm.") == (2 if is_terminal else 0)
+            assert shown.rstrip().endswith("Hello.")
+            assert ("\n\nHello." in shown) is is_terminal
+            assert conversation._messages[-1] == {"role": "assistant", "content": "Hello."}
+
+
 def test_a_server_that_starts_is_waited_for() -> None:
     answers = [
         error(503, "weights 10 of 30", {"Retry-After": "2"}),

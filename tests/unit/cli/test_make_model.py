@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from firstlight.cli.main import make_app
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.models.packed_experts import PackedExperts
+from firstlight.text.model import TextModel
 from support.engines import Harness, submit
 from support.serving import byte_tokenizer, write_tokenizer
 
@@ -69,6 +70,20 @@ def test_experts_stand_for_what_was_drawn_to_half_a_step() -> None:
     scales = stored[f"{name}_scale"].float()
     meant = codes.unflatten(1, (-1, 32)) * scales[..., None]
     assert ((meant - values.unflatten(1, (-1, 32))).abs() <= 0.51 * scales[..., None]).all()
+
+
+def test_without_a_tokenizer_it_has_one_of_its_own_kind(tmp_path: Path) -> None:
+    """Served as it is: it ends at <|im_end|>, as config.json says, and at the tokenizer's own [EOS]."""
+    code, output = make("kimi-k2.5", str(tmp_path / "kimi"), "--size", "2M", *SMALL)
+    assert code == 0, output
+    files = {path.name for path in (tmp_path / "kimi").iterdir()}
+    assert {"tiktoken.model", "tokenizer_config.json", "chat_template.jinja"} <= files
+    text = TextModel.load(tmp_path / "kimi")
+    description = open_checkpoint(tmp_path / "kimi").description
+    assert description.vocab_size == text.vocab_size
+    assert set(description.eos_token_ids) == {text.token_id("<|im_end|>"), text.token_id("[EOS]")}
+    config = json.loads((tmp_path / "kimi" / "config.json").read_text())
+    assert config["eos_token_id"] == text.token_id("<|im_end|>")
 
 
 def test_it_is_as_large_as_was_asked_for_and_runs(folder: Path) -> None:

@@ -49,7 +49,7 @@ def test_plenty_of_memory_gives_the_model_s_length_and_the_default_pool(checkpoi
     assert sizes.section.max_model_len == MAX_POSITION
     assert (sizes.num_pages - 1) * PAGE_BYTES == DEFAULT_KV_BYTES
     text = "\n".join(sizes.notes)
-    for name in ("weights", "workspace", "kv cache", "free"):
+    for name in ("weights", "workspace", "kv cache", "free", "bytes a parameter: 4.00 (F32 4.00)"):
         assert name in text
 
 

@@ -55,17 +55,18 @@ def test_names_and_shapes_are_those_that_models_declare(architecture: str) -> No
 
 
 @pytest.mark.parametrize("architecture", ["llama", *WITH_EXPERTS])
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_bytes_are_those_of_a_read_plan(architecture: str, num_ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [Ranks(1), Ranks(2), Ranks(2, expert_parallel=True)], ids=str)
+def test_bytes_are_those_of_a_read_plan(architecture: str, ranks: Ranks, tmp_path: Path) -> None:
     description = describe(architecture)
     path = write_experts(tmp_path / "model", description)
     checkpoint, outline = open_checkpoint(path), open_outline(str(path))
-    weights = RankWeights(outline, Ranks(num_ranks))
+    weights = RankWeights(outline, ranks)
     read_bytes = 0
-    for rank in range(num_ranks):
-        declare = Declaration(ReferenceBackend("only names are asked for"), Group(rank, num_ranks))
+    for rank in range(ranks.num):
+        ops, whole = ReferenceBackend("only names are asked for"), ranks.expert_parallel
+        declare = Declaration(ops, Group(rank, ranks.num), expert_parallel=whole)
         find(description.architecture)(declare, description)
-        plan = make_plan(checkpoint, declare.wanted)
+        plan = make_plan(checkpoint, declare.wanted, declare.of_others)
         assert plan.resident_bytes == weights.rank_bytes(rank)
         read_bytes += sum(segment.nbytes for segment in plan.segments)
     rows = next(way for way in weights.loaders(1.0) if way.name.startswith("whole rows"))

@@ -54,6 +54,17 @@ def follows(words: list[str], *expected: str) -> bool:
     return any(words[at : at + len(expected)] == list(expected) for at in range(len(words)))
 
 
+def test_parsers_and_remote_code_in_the_words_of_both(tmp_path: Path) -> None:
+    given = {"tool_call_parser": "kimi_k2", "reasoning_parser": "kimi_k2", "trust_remote_code": True}
+    for engine in ("vllm", "sglang"):
+        words = command(engine, tmp_path, **given)
+        assert follows(words, "--tool-call-parser", "kimi_k2")
+        assert follows(words, "--reasoning-parser", "kimi_k2")
+        assert "--trust-remote-code" in words
+        assert ("--enable-auto-tool-choice" in words) is (engine == "vllm")
+        assert "--tool-call-parser" not in command(engine, tmp_path, tool_call_parser="auto")
+
+
 def test_our_options_in_the_words_of_vllm(tmp_path: Path) -> None:
     words = command("vllm", tmp_path, tensor_parallel=2, max_model_len=4096, prefix_cache=False, port=9000)
     assert words[:2] == ["-m", "vllm.entrypoints.openai.api_server"]

@@ -86,11 +86,11 @@ def test_a_layer_is_what_its_operators_give_one_by_one(
         gate_up.put(expert, matrix(both, weight_format))
         back = random_values(INPUTS, rule.inner_size, seed=50 + expert, scale=0.05)
         down.put(expert, matrix(back, weight_format))
-    layer = ops.expert_layer(rule, gate_up, down)
+    layer = ops.expert_layer(rule, range(rule.num), gate_up, down)
     x, scores = random_values(70, INPUTS, seed=3), random_values(70, rule.num, seed=4, scale=2.0)
     bias = random_values(rule.num, seed=5) if rule.has_bias else None
     got = layer(x, scores, bias)
-    expected = SortedExperts(rule, gate_up, down, ops.gated_silu)(x, scores, bias)
+    expected = SortedExperts(rule, range(rule.num), gate_up, down, ops.gated_silu)(x, scores, bias)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     for row in (0, 33, 69):
         assert layer(x[row : row + 1], scores[row : row + 1], bias).equal(got[row : row + 1])

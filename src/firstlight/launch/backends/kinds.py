@@ -22,6 +22,14 @@ _OURS = frozenset(
 Option = Callable[[RunConfig], Sequence[str]]
 
 
+_NO_NAMES = ("auto", "none")  # the engine's own way
+
+
+def _parser(flag: str, name: str) -> Sequence[str]:
+    """A parser by its name, which is the same in both engines."""
+    return () if name in _NO_NAMES else (flag, name)
+
+
 class Kind(Protocol):
     """One foreign engine. `owned`: options behind the `--` that are ours to give, and how to give them."""
 
@@ -46,6 +54,7 @@ class Vllm:
         "dtype": lambda c: ("--dtype", c.model.dtype),
         "chat-template": lambda c: ("--chat-template", c.model.chat_template or ""),
         "tensor-parallel": lambda c: ("--tensor-parallel-size", str(c.engine.tensor_parallel)),
+        "expert-parallel": lambda c: ("--enable-expert-parallel",) if c.engine.expert_parallel else (),
         "max-model-len": lambda c: ("--max-model-len", str(c.engine.max_model_len)),
         "max-num-seqs": lambda c: ("--max-num-seqs", str(c.engine.max_num_seqs)),
         "max-batched-tokens": lambda c: ("--max-num-batched-tokens", str(c.engine.max_batched_tokens)),
@@ -55,6 +64,12 @@ class Vllm:
         "prefix-cache": lambda c: (
             ("--enable-prefix-caching",) if c.engine.prefix_cache else ("--no-enable-prefix-caching",)
         ),
+        "trust-remote-code": lambda c: ("--trust-remote-code",) if c.model.trust_remote_code else (),
+        "tool-call-parser": lambda c: (
+            *_parser("--tool-call-parser", c.server.tool_call_parser),
+            *(("--enable-auto-tool-choice",) if c.server.tool_call_parser not in _NO_NAMES else ()),
+        ),
+        "reasoning-parser": lambda c: _parser("--reasoning-parser", c.server.reasoning_parser),
         "threads": lambda c: (),
     }
     owned: Mapping[str, str] = {
@@ -68,6 +83,7 @@ class Vllm:
         "--served-model-name": "give --served-name",
         "--tensor-parallel-size": "give --tensor-parallel",
         "-tp": "give --tensor-parallel",
+        "--enable-expert-parallel": "give --expert-parallel",
     }
 
     def command(self, config: RunConfig, place: Place) -> tuple[str, ...]:
@@ -89,6 +105,9 @@ class Sglang:
         "dtype": lambda c: ("--dtype", c.model.dtype),
         "chat-template": lambda c: ("--chat-template", c.model.chat_template or ""),
         "tensor-parallel": lambda c: ("--tp-size", str(c.engine.tensor_parallel)),
+        "expert-parallel": lambda c: (
+            ("--ep-size", str(c.engine.tensor_parallel)) if c.engine.expert_parallel else ()
+        ),
         "max-model-len": lambda c: ("--context-length", str(c.engine.max_model_len)),
         "max-num-seqs": lambda c: ("--max-running-requests", str(c.engine.max_num_seqs)),
         "max-batched-tokens": lambda c: ("--chunked-prefill-size", str(c.engine.max_batched_tokens)),
@@ -96,6 +115,9 @@ class Sglang:
         "memory-fraction": lambda c: ("--mem-fraction-static", str(c.engine.memory_fraction)),
         "prefix-cache": lambda c: () if c.engine.prefix_cache else ("--disable-radix-cache",),
         "max-queue": lambda c: ("--max-queued-requests", str(c.engine.max_queue)),
+        "trust-remote-code": lambda c: ("--trust-remote-code",) if c.model.trust_remote_code else (),
+        "tool-call-parser": lambda c: _parser("--tool-call-parser", c.server.tool_call_parser),
+        "reasoning-parser": lambda c: _parser("--reasoning-parser", c.server.reasoning_parser),
         "threads": lambda c: (),
     }
     owned: Mapping[str, str] = {
@@ -110,6 +132,7 @@ class Sglang:
         "--tensor-parallel-size": "give --tensor-parallel",
         "--tp-size": "give --tensor-parallel",
         "--tp": "give --tensor-parallel",
+        "--ep-size": "give --expert-parallel",
     }
 
     def command(self, config: RunConfig, place: Place) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from firstlight.models.layers.linear import Linear, Part, Vector
 from firstlight.models.layers.whole_norm import WholeNorm
 from firstlight.ops.contract import AttentionShape, Tape
 from firstlight.ops.kv_rows import pack
+from firstlight.ops.step_clock import Kind
 
 
 def attention_shape(description: ModelDescription, rank: int, size: int) -> AttentionShape:
@@ -91,8 +92,13 @@ class Attention:
             self._whole_norm = WholeNorm(declare, prefix, numbers, bounds, pairs)
 
     def __call__(self, x_TH: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        attended = self._group.clock.run(Kind.ATTENTION, self._attend, self._qkv(x_TH), batch)
+        out = self._group.all_reduce(self._name, self._out(attended.flatten(1)))
+        return out if self._out_bias is None else out + self._out_bias.values
+
+    def _attend(self, qkv_TO: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:  # noqa: N803 - shape suffix
         num_turned = self._num_heads + self._num_kv_heads
-        qkv = self._qkv(x_TH).float().unflatten(-1, (-1, self._size))
+        qkv = qkv_TO.float().unflatten(-1, (-1, self._size))
         turned = qkv[:, :num_turned]
         if self._q_norm is not None and self._k_norm is not None:
             # A weight for each head, so that q and k are normalised in one call.
@@ -105,9 +111,7 @@ class Attention:
         keys, values = batch.keys[self._layer], batch.values[self._layer]
         keys.index_copy_(0, batch.write_slots_T, pack(turned[:, self._num_heads :], keys.dtype))
         values.index_copy_(0, batch.write_slots_T, pack(qkv[:, num_turned:], values.dtype))
-        attended = self._ops.attend(turned[:, : self._num_heads], keys, values, batch.attention)
-        out = self._group.all_reduce(self._name, self._out(attended.flatten(1)))
-        return out if self._out_bias is None else out + self._out_bias.values
+        return self._ops.attend(turned[:, : self._num_heads], keys, values, batch.attention)
 
     def _turn(self, x_TND: torch.Tensor, turn_TD: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
         if self._num_turned == self._size:

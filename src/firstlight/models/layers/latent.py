@@ -25,6 +25,7 @@ from firstlight.models.layers.expanding import Expanding
 from firstlight.models.layers.linear import Linear, Part, Vector
 from firstlight.ops.contract import LatentRows, Tape
 from firstlight.ops.kv_rows import pack
+from firstlight.ops.step_clock import Kind
 
 # Of the norms on the two latents: what the publishers' own code has, whatever rms_norm_eps says.
 LATENT_EPS = 1e-6
@@ -66,13 +67,27 @@ class LatentAttention:
         self._out = Linear(declare, [Part(Wanted.column_slice(f"{prefix}.o_proj.weight", whole, *columns))])
 
     def __call__(self, x_TH: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        sizes, ops = self._sizes, self._ops
+        sizes, clock = self._sizes, self._group.clock
         x = self._inputs(x_TH).float()
         queries, latent_TL, rope_TR = x.tensor_split(  # noqa: N806 - shape suffixes
             (x.shape[1] - sizes.latent_size - sizes.rope_size, x.shape[1] - sizes.rope_size), -1
         )
         if sizes.query_rank is not None:
-            queries = self._queries(ops.rms_norm(queries, self._query_norm.values, LATENT_EPS)).float()
+            norm = self._query_norm.values
+            normed = clock.run(Kind.OTHER, self._ops.rms_norm, queries, norm, LATENT_EPS)
+            queries = self._queries(normed).float()
+        attended = clock.run(Kind.ATTENTION, self._attend, queries, latent_TL, rope_TR, batch)
+        return self._group.all_reduce(self._name, self._out(attended.flatten(1)))
+
+    def _attend(
+        self,
+        queries: torch.Tensor,
+        latent_TL: torch.Tensor,  # noqa: N803 - shape suffix
+        rope_TR: torch.Tensor,  # noqa: N803
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """Turns, writes the row of the pool, attends: [T, N, V]."""
+        sizes, ops = self._sizes, self._ops
         queries_TND = queries.unflatten(-1, (self._num_heads, self._head_size))  # noqa: N806
         still_TNU, turning_TNR = queries_TND.split((sizes.nope_size, sizes.rope_size), -1)  # noqa: N806
         latent_TL = ops.rms_norm(latent_TL, self._norm.values, LATENT_EPS)  # noqa: N806
@@ -83,12 +98,10 @@ class LatentAttention:
         row = torch.cat((latent_TL[:, None], key_T1R), -1)
         rows.index_copy_(0, batch.write_slots_T, pack(row, rows.dtype))
         if batch.own is not None:
-            attended = self._plain(torch.cat((still_TNU, turned_TNR), -1), row[:, 0], batch.own)
-        else:
-            latent_TNL = self._expanding.keys(still_TNU).float()  # noqa: N806
-            query = torch.cat((latent_TNL, turned_TNR), -1)
-            attended = self._expanding.values(ops.attend(query, rows, rows, batch.attention))
-        return self._group.all_reduce(self._name, self._out(attended.flatten(1)))
+            return self._plain(torch.cat((still_TNU, turned_TNR), -1), row[:, 0], batch.own)
+        latent_TNL = self._expanding.keys(still_TNU).float()  # noqa: N806
+        query = torch.cat((latent_TNL, turned_TNR), -1)
+        return self._expanding.values(ops.attend(query, rows, rows, batch.attention))
 
     def record(self, tape: Tape, x: Any) -> None:
         """Takes down `__call__` with the addition to the residual stream."""

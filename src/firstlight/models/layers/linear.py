@@ -19,6 +19,7 @@ from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import LinearOp, MatrixKind
 from firstlight.ops.matrix import NestedScales
+from firstlight.ops.step_clock import Kind
 from firstlight.quant.registry import AFFINE_FORMATS, HALVED_FORMATS, NESTED_FORMATS, dequantize
 from firstlight.quant.weight import Weight
 
@@ -102,7 +103,7 @@ class Linear:
         return linear
 
     def _announce(self, declare: Declaration, parts: Sequence[Part], role: str) -> None:
-        self._ops = declare.ops
+        self._ops, self._clock = declare.ops, declare.group.clock
         self._role = role
         self._parts = list(parts)
         self._weights: dict[str, Weight] = {}
@@ -112,6 +113,9 @@ class Linear:
         declare.will_lay_out(self._kinds)
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        return self._clock.run(Kind.MATRICES, self._multiply, x_TI)
+
+    def _multiply(self, x_TI: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
         if len(self._linears) == 1:
             out = self._linears[0](x_TI)
         else:

@@ -13,6 +13,7 @@ from firstlight.loading.plan import Wanted, split_evenly
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import Linear, Part, Vector
 from firstlight.ops.contract import Tape
+from firstlight.ops.step_clock import Kind
 
 
 class GatedMlp:
@@ -50,7 +51,8 @@ class GatedMlp:
 
     def share(self, x_TH: torch.Tensor) -> torch.Tensor:
         """This rank's part of the sum, without the last bias."""
-        return self._down(self._ops.gated_silu(self._gate_up(x_TH)))
+        gate_up = self._gate_up(x_TH)
+        return self._down(self._group.clock.run(Kind.OTHER, self._ops.gated_silu, gate_up))
 
     def record_share(self, tape: Tape, share: torch.Tensor, x: Any) -> None:
         """Takes down `share`, which is added to another one."""

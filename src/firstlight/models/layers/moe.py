@@ -2,8 +2,9 @@
 
 Architectures say how their tensors are called (`ExpertNames`); how a token chooses is in
 `facts.description.Experts`. Tokens are sorted by expert, and each expert that has some is multiplied with
-once (`ops.expert_layer`). Each rank has a share of every expert's inner width. Invariant: what a row gets
-depends on that row alone, with operators that are row-invariant.
+once (`ops.expert_layer`). Each rank has a share of every expert's inner width, or a share of the experts.
+Invariant: what a row gets depends on that row alone, with operators that are row-invariant, and all ranks
+send a row to the same experts: they choose from the same bits.
 
 Shapes: T tokens, H hidden, E experts.
 """
@@ -24,6 +25,7 @@ from firstlight.models.layers.grouped import GroupedLinear
 from firstlight.models.layers.linear import Linear, Part, Vector
 from firstlight.models.layers.mlp import BLOCK_VALUES, GatedMlp
 from firstlight.ops.contract import ROUTER, Tape
+from firstlight.ops.step_clock import Kind
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,11 @@ class ExpertMlp:
         self._name = f"layers.{layer}.experts"
         prefix = f"model.layers.{layer}.{names.block}"
         hidden, inner = description.hidden_size, experts.inner_size
-        unit = BLOCK_VALUES if inner % BLOCK_VALUES == 0 else 1
-        share = split_evenly(inner, unit, declare.group.rank, declare.group.size)
+        share = self._share_of_width(declare, inner)
+        # The experts that this rank has something of.
+        first, last = 0, experts.num
+        if declare.expert_parallel:
+            first, last = split_evenly(experts.num, 1, declare.group.rank, declare.group.size)
         router = Wanted.whole(f"{prefix}.gate.weight", (experts.num, hidden))
         self._router = Linear(declare, [Part(router)], role=ROUTER)
         bias = f"{prefix}.{names.bias}"
@@ -68,17 +73,30 @@ class ExpertMlp:
             full_name = f"{prefix}.experts.{expert}.{names.down}.weight"
             return Wanted.column_slice(full_name, (hidden, inner), *share)
 
-        both = [[rows(e, names.gate), rows(e, names.up)] for e in range(experts.num)]
+        own = range(first, last)
+        declare.of_others.update(
+            f"{prefix}.experts.{expert}.{name}.weight"
+            for expert in {*range(experts.num)} - {*own}
+            for name in (names.gate, names.up, names.down)
+        )
+        both = [[rows(e, names.gate), rows(e, names.up)] for e in own]
         gate_up = GroupedLinear(declare, both).operator
-        down = GroupedLinear(declare, [[columns(e)] for e in range(experts.num)]).operator
-        self._experts = declare.ops.expert_layer(experts, gate_up, down)
+        down = GroupedLinear(declare, [[columns(e)] for e in own]).operator
+        self._experts = declare.ops.expert_layer(experts, own, gate_up, down)
         self._shared: GatedMlp | None = None
         if experts.shared_size:
             shared = f"{prefix}.{names.shared}"
             self._shared = GatedMlp(declare, description, shared, layer, experts.shared_size)
 
+    @staticmethod
+    def _share_of_width(declare: Declaration, inner: int) -> tuple[int, int]:
+        if declare.expert_parallel:
+            return 0, inner
+        unit = BLOCK_VALUES if inner % BLOCK_VALUES == 0 else 1
+        return split_evenly(inner, unit, declare.group.rank, declare.group.size)
+
     def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
-        out_TH = self._experts(x_TH, self._router(x_TH).float(), self._bias_E)  # noqa: N806 - shape suffix
+        out_TH = self._group.clock.run(Kind.EXPERTS, self._routed, x_TH)  # noqa: N806 - shape suffix
         if self._shared is not None:
             out_TH = out_TH + self._shared.share(x_TH)  # noqa: N806
         return self._group.all_reduce(self._name, out_TH)
@@ -95,6 +113,9 @@ class ExpertMlp:
             self._shared.record_share(tape, share, x)
         reduce = partial(self._group.all_reduce, self._name) if self._group.size > 1 else None
         tape.add_share(share, reduce)
+
+    def _routed(self, x_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+        return self._experts(x_TH, self._router(x_TH).float(), self._bias_E)
 
 
 Mlp = ExpertMlp | GatedMlp

@@ -80,7 +80,7 @@ def _compile(
     extra_flags: tuple[str, ...],
     on_done: Callable[[int, int], None],
 ) -> None:
-    jobs = {"pool": ["-c", str(SOURCES / "pool.cpp")]}
+    jobs = {name: ["-c", str(SOURCES / f"{name}.cpp")] for name in ("pool", "exchange")}
     for name, flags in variants.items():
         jobs[name] = [*flags, f"-DFL_KERNELS=fl_{name}", "-c", str(SOURCES / "kernels.cpp")]
     commands = [

@@ -60,8 +60,10 @@ class Recorded:
 class NativeExpertLayer:
     """See `groups.ExpertLayerOp`."""
 
-    def __init__(self, pool: Pool, rule: Experts, gate_up: NativeExperts, down: NativeExperts) -> None:
-        self._pool, self._rule = pool, rule
+    def __init__(
+        self, pool: Pool, rule: Experts, own: range, gate_up: NativeExperts, down: NativeExperts
+    ) -> None:
+        self._pool, self._rule, self._own = pool, rule, own
         self._gate_up, self._down = gate_up, down
 
     @property
@@ -120,10 +122,15 @@ class NativeExpertLayer:
             n=(self._down.shape[1], *[0] * 6, chosen),
             p=(address(room.gate_up_RI), address(floats), codes and codes.address),
         )
-        summed = (room.down_RH, room.place_R, room.weights_R, out_TH)
-        combine = Op(COMBINE, n=(self.num_outputs, chosen), p=tuple(address(one) for one in summed))
-        up = self._gate_up.op(room.gathered, room.gate_up_RI, starts)
-        down = self._down.op(room.inner, room.down_RH, starts)
+        own = self._own
+        summed = (room.down_RH, room.place_R, room.weights_R, out_TH, starts)
+        combine = Op(
+            COMBINE,
+            n=(self.num_outputs, chosen, own.start, own.stop),
+            p=tuple(address(one) for one in summed),
+        )
+        up = self._gate_up.op(room.gathered, room.gate_up_RI, starts[own.start :])
+        down = self._down.op(room.inner, room.down_RH, starts[own.start :])
         return Recorded([choose, sort, gather, up, gate, down, combine], starts)
 
     def __call__(

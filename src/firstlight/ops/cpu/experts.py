@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from firstlight.ops.cpu.library import EXPERTS, PER_HEAD, QUANTIZE, Codes, Op, Pool, Step, address
+from firstlight.ops.cpu.library import EXPERTS, HEADS, QUANTIZE, Codes, Op, Pool, Step, address
 from firstlight.ops.cpu.packed import LAYOUTS, Arena, number_of, pack, packed_bytes
 from firstlight.ops.matrix import Matrix
 
@@ -74,7 +74,7 @@ class NativeExperts:
     def head_op(self, x: Codes | torch.Tensor, out_TNO: torch.Tensor) -> Op:
         """The same of heads that every row goes to: from rows head by head to [T, N, O], or a part of it."""
         sizes = (self._number, *self.shape, out_TNO.stride(0), self.num_experts, out_TNO.stride(1))
-        return Op(EXPERTS, PER_HEAD, n=sizes, p=self._places(x, out_TNO))
+        return Op(HEADS, n=sizes, p=self._places(x, out_TNO))
 
     def _places(self, x: Codes | torch.Tensor, out: torch.Tensor) -> tuple[int | None, ...]:
         codes, floats = (x.address, None) if isinstance(x, Codes) else (None, address(x))

@@ -25,8 +25,9 @@ from firstlight.ops.cpu.build import COMPILE_LIMIT_S, SOURCES, BuildError, compi
 
 EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY = range(10)
 TOP, EXPERTS, PACK, COPY = range(10, 14)
-CHOOSE, SORT, GATHER, COMBINE, LATENT, BY_HEAD = range(14, 20)
-ADD_TO_OUTPUT, LOGIT_ROWS, TO_SLOTS, EACH, PER_HEAD = 1, 2, 4, 8, 16
+CHOOSE, SORT, GATHER, COMBINE, LATENT, BY_HEAD, HEADS = range(14, 21)
+NUM_OPERATORS = 21
+ADD_TO_OUTPUT, LOGIT_ROWS, TO_SLOTS, EACH = 1, 2, 4, 8
 KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.int8: 2}  # `KVType` in `native/program.h`
 INSTRUCTION_SETS = {4: "AVX-512", 2: "AVX2", 1: "portable"}
 PORTABLE = 1
@@ -116,6 +117,11 @@ class Pool:
         """From now on the 8-byte word at this address has the label of the operator that runs; 0 for none."""
         self.library.fl_watch(self.handle, place)
 
+    def time(self, words: int | None) -> None:
+        """From now on `NUM_OPERATORS` 8-byte words at this address grow by the nanoseconds that operators of
+        each kind take; None: no longer."""
+        self.library.fl_time(self.handle, words)
+
 
 def open_library(on_compile: OnCompile = lambda done, total: None) -> ctypes.CDLL:
     """The library that belongs to the sources; compiled if it is nowhere. Raises `MissingLibraryError`.
@@ -139,6 +145,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.fl_pool.restype = ctypes.c_void_p
     library.fl_pool.argtypes = (ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
     library.fl_watch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    library.fl_time.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     library.fl_end_pool.argtypes = (ctypes.c_void_p,)
     library.fl_run.argtypes = (
         ctypes.c_void_p,

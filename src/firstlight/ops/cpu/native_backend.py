@@ -132,10 +132,12 @@ class NativeBackend:
     def grouped_linear(self, num_groups: int) -> NativeExperts:
         return NativeExperts(self.pool, num_groups, self._arena)
 
-    def expert_layer(self, rule: Experts, gate_up: GroupedLinearOp, down: GroupedLinearOp) -> ExpertLayerOp:
+    def expert_layer(
+        self, rule: Experts, own: range, gate_up: GroupedLinearOp, down: GroupedLinearOp
+    ) -> ExpertLayerOp:
         assert isinstance(gate_up, NativeExperts), "a backend takes its own operators"
         assert isinstance(down, NativeExperts), "a backend takes its own operators"
-        return NativeExpertLayer(self.pool, rule, gate_up, down)
+        return NativeExpertLayer(self.pool, rule, own, gate_up, down)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         if weight_H.dim() > 1:  # a weight for each head

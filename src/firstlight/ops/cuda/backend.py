@@ -99,8 +99,10 @@ class CudaBackend:
     def grouped_linear(self, num_groups: int) -> GroupedLinearOp:
         return GroupByGroup(num_groups, partial(self.linear, role=GROUPED))
 
-    def expert_layer(self, rule: Experts, gate_up: GroupedLinearOp, down: GroupedLinearOp) -> ExpertLayerOp:
-        return SortedExperts(rule, gate_up, down, self.gated_silu)
+    def expert_layer(
+        self, rule: Experts, own: range, gate_up: GroupedLinearOp, down: GroupedLinearOp
+    ) -> ExpertLayerOp:
+        return SortedExperts(rule, own, gate_up, down, self.gated_silu)
 
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         return HeadsByBatch(weights, self.key_dtype, self.device)

@@ -83,13 +83,19 @@ static inline void sort_by_expert(const Op& op, int64_t num_rows) {
     starts[0] = 0;
 }
 
-// n: width, chosen ones. What a row's experts gave, weighed and added up in the order of its choice.
+// n: width, chosen ones, and the first expert of this rank and the one behind its last. What a row's experts gave, weighed
+// and added up in the order of its choice; experts of other ranks give nothing.
 static inline void combine_experts(const Op& op, int64_t row) {
     int64_t width = op.n[0], chosen = op.n[1];
     const int64_t* place = (const int64_t*)op.p[1] + row * chosen;
     const float* weights = (const float*)op.p[2] + row * chosen;
+    const int64_t* starts = (const int64_t*)op.p[4];
     float* out = (float*)op.p[3] + row * width;
     for (int64_t k = 0; k < chosen; k++) {
+        if (place[k] < starts[op.n[2]] || place[k] >= starts[op.n[3]]) {
+            if (k == 0) memset(out, 0, (size_t)width * sizeof(float));
+            continue;
+        }
         const float* x = (const float*)op.p[0] + place[k] * width;
         int64_t i = 0;
         for (; i + 8 <= width; i += 8) {

@@ -82,7 +82,8 @@ static int64_t num_pieces(const Op& op, const Context& c) {
             Pieces p = pieces_of(op, num_rows(op, c), c.worker->num_threads);
             return p.across * p.down;
         }
-        case OP_EXPERTS: return num_expert_pieces(op, c.worker->num_threads);
+        case OP_EXPERTS:
+        case OP_HEADS: return num_expert_pieces(op, c.worker->num_threads);
         case OP_SORT: return 1;
         case OP_ATTEND: return c.num_blocks * op.n[1] * (c.num_parts ? c.num_parts : 1);
         case OP_READ:
@@ -110,7 +111,8 @@ static void run_piece(const Op& op, const Context& c, int64_t piece) {
                 quantize_row((const float*)op.p[0] + row * op.n[0], row, op.n[0], *(const Quantized*)op.p[1]);
             });
         case OP_LINEAR: return linear(op, num_rows(op, c), c.worker->num_threads, piece);
-        case OP_EXPERTS: return multiply_expert(op, c.step->num_rows, c.worker->num_threads, piece);
+        case OP_EXPERTS:
+        case OP_HEADS: return multiply_expert(op, c.step->num_rows, c.worker->num_threads, piece);
         case OP_CHOOSE:
             return each_row(op, c, piece, [&](int64_t row) { choose_experts(op, row, c.worker->scratch); });
         case OP_SORT: return sort_by_expert(op, c.step->num_rows);

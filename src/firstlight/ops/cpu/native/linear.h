@@ -146,7 +146,7 @@ static inline void linear(const Op& op, int64_t num_rows, int num_threads, int64
 // --- products with the weights of experts: n[4] of them, one after the other; p[5] says where the rows of each begin ---
 
 static inline int64_t num_touched(const Op& op) {
-    if (op.flags & PER_HEAD) return op.n[4];
+    if (op.kind == OP_HEADS) return op.n[4];
     const int64_t* starts = (const int64_t*)op.p[5];
     int64_t touched = 0;
     for (int64_t e = 0; e < op.n[4]; e++) touched += starts[e + 1] > starts[e];
@@ -157,12 +157,13 @@ static inline int64_t num_expert_pieces(const Op& op, int num_threads) {
     return num_touched(op) * pieces_of(op, 1, num_threads).across;
 }
 
-// A piece is a part of the outputs of one expert that has rows, for all of them.
+// A piece is a part of the outputs of one expert that has rows, for all of them. Of OP_HEADS every row goes to every head;
+// n[5]: how far the heads of an output row are apart.
 static inline void multiply_expert(const Op& op, int64_t num_rows, int num_threads, int64_t piece) {
     Pieces p = pieces_of(op, 1, num_threads);
     int64_t expert = piece / p.across, start = expert * num_rows, end_row = start + num_rows;
     float* out = (float*)op.p[3] + expert * op.n[5];
-    if (!(op.flags & PER_HEAD)) {
+    if (op.kind != OP_HEADS) {
         const int64_t* starts = (const int64_t*)op.p[5];
         int64_t before = expert;
         for (expert = 0; starts[expert + 1] <= starts[expert] || before-- > 0;) expert++;

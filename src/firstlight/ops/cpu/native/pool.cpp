@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <new>
@@ -52,6 +53,7 @@ struct Pool {
     Rows* rows = nullptr;
     int64_t num_blocks = 0, max_blocks = 0;
     uint64_t* place = nullptr;
+    uint64_t* times = nullptr;
     float* partials = nullptr;
     int32_t* arrived = nullptr;
     int64_t max_partials = 0, max_tasks = 0, num_parts = 0;
@@ -105,13 +107,26 @@ void run_op(Pool& pool, const Op& op, const Context& context, Progress& progress
                [&] { return __atomic_load_n(&progress.done, __ATOMIC_SEQ_CST) >= num_pieces; });
 }
 
+uint64_t now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 void run_program(Pool& pool, int thread) {
     Context context = {pool.step,     pool.rows,    pool.num_blocks, &pool.workers[thread],
                        pool.partials, pool.arrived, pool.num_parts};
     uint64_t* place = thread == 0 ? pool.place : nullptr;
+    uint64_t* times = thread == 0 ? pool.times : nullptr;
+    uint64_t since_ns = times ? now_ns() : 0;
     for (int64_t i = 0; i < pool.num_ops; i++) {
         if (place) __atomic_store_n(place, pool.ops[i].label, __ATOMIC_RELAXED);
         run_op(pool, pool.ops[i], context, pool.progress[i]);
+        if (times) {
+            uint64_t done_ns = now_ns();
+            times[pool.ops[i].kind] += done_ns - since_ns;
+            since_ns = done_ns;
+        }
     }
     if (place) __atomic_store_n(place, 0, __ATOMIC_RELAXED);
 }
@@ -283,6 +298,10 @@ EXPORT void fl_end_pool(void* handle) {
 
 // From now on `place`, a word of the black box, has the label of the operator that a program is in; 0 in none.
 EXPORT void fl_watch(void* handle, uint64_t* place) { ((Pool*)handle)->place = place; }
+
+// From now on `times`, with a word for every kind of operator, grows by the nanoseconds that operators of that kind
+// took the caller, waiting for the other threads included; null: no clock is read.
+EXPORT void fl_time(void* handle, uint64_t* times) { ((Pool*)handle)->times = times; }
 
 // Runs `num_ops` operators on a step. 0, or 1 if memory did not suffice (then nothing ran). `counter` may be a
 // word of the black box: `number` is stored there when the program is done.

@@ -27,7 +27,8 @@ enum Kind : int32_t {
     OP_GATHER = 16,   // rows in that order
     OP_COMBINE = 17,  // the weighed sum of what a row's experts gave
     OP_LATENT = 18,   // see `latent.h`
-    OP_BY_HEAD = 19
+    OP_BY_HEAD = 19,
+    OP_HEADS = 20     // products of rows, head by head, with the weights of heads
 };
 
 // See `formats.h`.
@@ -48,9 +49,8 @@ enum Format : int32_t {
 // How the pages hold keys and values; see `kv.h`.
 enum KVType : int64_t { KV_HALF = 0, KV_BFLOAT = 1, KV_CODES = 2 };
 
-// EACH: n[7] rows for each of the step's. PER_HEAD: every row goes to every expert, which is a head, and comes from rows
-// that lie head by head; n[5]: how far the heads of an output row are apart.
-enum Flag : int32_t { ADD_TO_OUTPUT = 1, LOGIT_ROWS = 2, TO_SLOTS = 4, EACH = 8, PER_HEAD = 16 };
+// EACH: n[7] rows for each of the step's.
+enum Flag : int32_t { ADD_TO_OUTPUT = 1, LOGIT_ROWS = 2, TO_SLOTS = 4, EACH = 8 };
 
 constexpr int TILE = 8;
 constexpr int GROUP = 32;

@@ -1,0 +1,44 @@
+"""POST /v1/profile: where the time of decode steps goes, recorded on every rank.
+
+Registered by `serve.app`. Invariant: without API keys only clients on this machine may ask, for it is the
+operator's question and costs a little of everybody's time.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from fastapi import Request
+
+from firstlight.base.errors import RequestError
+from firstlight.engine.messages import Profile
+from firstlight.serve.protocol import ProfileRequest
+from firstlight.serve.server import Server
+
+
+async def profile(server: Server, request: ProfileRequest) -> Profile:
+    """Waits for so many recorded decode steps, or until the time is up."""
+    if not server.client.is_serving:
+        raise server.client.unavailable()
+    return await server.client.profile.make(request.steps, request.timeout_s)
+
+
+def require_near(request: Request) -> None:
+    """Refuses clients of other machines."""
+    host = request.client.host if request.client is not None else ""
+    if not _is_near(host):
+        raise RequestError(
+            "Without an API key a profile can be asked for from the server's own machine only; "
+            "start the server with --api-key, or ask there.",
+            code="forbidden",
+            status=403,
+            kind="permission_error",
+        )
+
+
+def _is_near(host: str) -> bool:
+    """A Unix socket has no host."""
+    try:
+        return not host or ip_address(host).is_loopback
+    except ValueError:
+        return False
