@@ -25,7 +25,7 @@ COMPILE = $(BIN)/python -m compileall -q src/firstlight
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve test all-tests lossless sanitize instructions test-fast format lint types unit parity e2e shape test-vllm judges bench bench-compare bench-peers bench-peers-report soak wheel fix docs clean
+.PHONY: help serve test all-tests lossless sanitize instructions test-fast format lint types unit parity e2e shape test-vllm judges bench bench-compare bench-kimi bench-peers bench-peers-report soak wheel fix docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this
@@ -104,6 +104,10 @@ bench: $(RUN)  ## benchmark a running server: make bench ARGS="--url http://127.
 
 bench-compare: $(TEST)  ## side by side with transformers; results in benchmarks/results
 	$(BIN)/python benchmarks/compare_transformers.py $(ARGS)
+
+bench-kimi: $(TEST)  ## a 2 GB model in the shape of Kimi-K2.5, by one rank and by two, beside transformers: 20 GB, half an hour
+	@$(COMPILE)
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/compare_kimi.py $(ARGS)
 
 # vLLM is installed only where it is among the peers that were asked for. Where the setup fails, it says so and goes on.
 bench-peers: $(TEST)  ## beside llama.cpp, OpenVINO, vLLM and transformers: 6 GB and an hour the first time, then 45 minutes

@@ -302,6 +302,60 @@ static void fuzz_experts(void* pool) {
     }
 }
 
+// Rows that go to experts which give them back: the weights of a row's experts add up to the scale.
+static void fuzz_routing(void* pool) {
+    int64_t rows = between(1, 40), groups = between(1, 5), size = between(1, 9), experts = groups * size;
+    int64_t best = between(1, groups), chosen = between(1, best * size), width = between(1, 40);
+    std::vector<float> scores = values(rows * experts), bias = values(experts), x = values(rows * width);
+    std::vector<float> weights((size_t)(rows * chosen)), moved((size_t)(rows * chosen * width)), out((size_t)(rows * width), NAN);
+    std::vector<int64_t> taken((size_t)(rows * chosen)), order = taken, place = taken, starts((size_t)experts + 1);
+    Op choose = make(OP_CHOOSE, {experts, chosen, between(0, 1), groups, best, between(1, size), 1},
+                     {scores.data(), between(0, 1) ? bias.data() : nullptr, taken.data(), weights.data()});
+    choose.f[0] = 2.5f;
+    Op gather = make(OP_GATHER, {4 * width, 0, 0, 0, 0, 0, 0, chosen}, {x.data(), moved.data(), order.data()});
+    gather.flags = EACH;
+    Step step = {};
+    step.num_rows = rows;
+    run(pool, {choose, make(OP_SORT, {experts, chosen}, {taken.data(), starts.data(), order.data(), place.data()}), gather,
+               make(OP_COMBINE, {width, chosen, 0, experts}, {moved.data(), place.data(), weights.data(), out.data(), starts.data()})}, step);
+    require(starts[0] == 0 && starts[(size_t)experts] == rows * chosen, "starts of experts");
+    for (int64_t e = 0; e < experts; e++)
+        for (int64_t i = starts[(size_t)e]; i < starts[(size_t)e + 1]; i++)
+            require(taken[(size_t)order[(size_t)i]] == e && place[(size_t)order[(size_t)i]] == i, "rows by expert");
+    for (int64_t r = 0; r < rows; r++) {
+        double total = 0.0;
+        for (int64_t k = 0; k < chosen; k++) {
+            total += weights[(size_t)(r * chosen + k)];
+            for (int64_t j = 0; j < k; j++)
+                require(taken[(size_t)(r * chosen + k)] != taken[(size_t)(r * chosen + j)], "different experts");
+        }
+        for (int64_t i = 0; i < width; i++) {
+            double value = x[(size_t)(r * width + i)];
+            require(close_to(out[(size_t)(r * width + i)], value * total, fabs(value) * 2.5), "what experts give");
+        }
+    }
+}
+
+// Heads whose products are those of an ordinary product, from rows that lie head by head.
+static void fuzz_heads(void* pool) {
+    Weight w = make_weight((int32_t)between(FLOAT32, BFLOAT16));
+    int64_t rows = between(1, 70), heads = between(1, 5), wide = heads * w.outputs + between(0, 3);
+    std::vector<float> x = values(rows * heads * w.inputs), moved(x.size()), out((size_t)(rows * wide), NAN);
+    std::vector<uint8_t> packed;
+    for (int64_t h = 0; h < heads; h++) packed.insert(packed.end(), w.packed.begin(), w.packed.end());
+    Step step = {};
+    step.num_rows = rows;
+    Op product = make(OP_HEADS, {w.format, w.outputs, w.inputs, wide, heads, w.outputs},
+                      {packed.data(), nullptr, moved.data(), out.data()});
+    run(pool, {make(OP_BY_HEAD, {heads, w.inputs}, {x.data(), moved.data()}), product}, step);
+    std::vector<float> alone((size_t)(rows * heads * w.outputs));
+    step.num_rows = rows * heads;
+    run(pool, {make(OP_LINEAR, {w.format, w.outputs, w.inputs, w.outputs}, {w.packed.data(), nullptr, x.data(), alone.data()})}, step);
+    for (int64_t r = 0; r < rows; r++)
+        require(memcmp(&alone[(size_t)(r * heads * w.outputs)], &out[(size_t)(r * wide)], (size_t)(heads * w.outputs) * 4) == 0,
+                "bits of a head's rows");
+}
+
 static void fuzz_rows(void* pool) {
     int64_t rows = between(1, 40), width = between(1, 200);
     std::vector<float> x = values(rows * width), weight = values(width), out((size_t)(rows * width));
@@ -538,6 +592,8 @@ int main(int argc, char** argv) {
             for (int round = 0; round < rounds; round++) {
                 fuzz_product(pool);
                 fuzz_experts(pool);
+                fuzz_routing(pool);
+                fuzz_heads(pool);
                 fuzz_rows(pool);
                 fuzz_attention(pool);
                 fuzz_trees(pool);

@@ -14,6 +14,7 @@ import typer
 
 from firstlight.cli.drafter_explain import explain
 from firstlight.cli.drafter_options import (
+    Attention,
     Batch,
     Kernels,
     Layers,
@@ -204,6 +205,7 @@ class TrainOptions:
     max_minutes: Annotated[
         float, typer.Option(help="End after so many minutes of training, the rate falling in time.", min=0)
     ] = 0.0
+    attention: Attention = "heads"
     loss: Annotated[str, typer.Option(help="cross-entropy, lk-alpha or lk-lambda.")] = "cross-entropy"
     init_from: Annotated[
         Path | None, typer.Option(help="Start from the drafter in this folder.", metavar="FOLDER")
@@ -248,6 +250,7 @@ def train(options: TrainOptions) -> None:
         loss=options.loss,
         init_from=str(options.init_from or ""),
         dtype=options.dtype,
+        attention=options.attention,
         seed=options.seed,
     )
     limits = Limits(

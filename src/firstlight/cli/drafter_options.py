@@ -29,6 +29,10 @@ Layers = Annotated[
 Storage = Annotated[
     str, typer.Option(help="Of the states: bfloat16; or int8, nearly half as large, with its error told.")
 ]
+Attention = Annotated[
+    str,
+    typer.Option(help="Of the drafter: heads, which every engine runs; or latent, where its target's is."),
+]
 MAX_MODEL_LEN = 1024
 
 

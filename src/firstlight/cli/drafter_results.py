@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firstlight.cli.drafter_options import Batch, Kernels, Out, TargetOption, Threads, engine_options
+from firstlight.cli.drafter_options import (
+    Attention,
+    Batch,
+    Kernels,
+    Out,
+    TargetOption,
+    Threads,
+    engine_options,
+)
 from firstlight.cli.locate import locate, say
 from firstlight.cli.options import Debug
 
@@ -27,6 +35,7 @@ class CheckOptions:
 
     out: Out
     target: TargetOption = None
+    attention: Attention = "heads"
     debug: Debug = False
 
 
@@ -42,7 +51,7 @@ def check(options: CheckOptions) -> int:
     from firstlight.drafter.target import open_target
 
     passed = True
-    for gate in gates(options.out, open_target(locate(options.target))):
+    for gate in gates(options.out, open_target(locate(options.target)), options.attention):
         print(f"{'open  ' if gate.passed else 'closed'}  {gate.name}: {gate.said}", flush=True)
         passed = gate.passed
     return 0 if passed else 1
@@ -198,6 +207,7 @@ class RunOptions:
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 256
     draft_vocabulary: Annotated[int, typer.Option(help="Tokens that the drafter can say.", min=1)] = 8192
     epochs: Annotated[int, typer.Option(help="Times that every answer is seen.", min=1)] = 4
+    attention: Attention = "heads"
     batch: Batch = 32
     force: Annotated[
         bool, typer.Option("--force", help="Go on behind closed gates; manifest and card say so.")
@@ -231,7 +241,9 @@ def run(options: RunOptions) -> None:
         ),
         generate=GenerateSettings(max_tokens=options.max_tokens),
         capture=CaptureSettings(cpu_kernels=options.cpu_kernels),
-        train=TrainSettings(draft_vocab_size=options.draft_vocabulary, epochs=options.epochs),
+        train=TrainSettings(
+            draft_vocab_size=options.draft_vocabulary, epochs=options.epochs, attention=options.attention
+        ),
         engine=engine_options(options.batch, options.threads, options.cpu_kernels),
         threads=options.threads,
         force=options.force,

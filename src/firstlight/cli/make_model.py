@@ -20,7 +20,8 @@ from firstlight.cli.options import Debug
 if TYPE_CHECKING:
     from firstlight.facts.description import ModelDescription
 
-DTYPES = {"bf16": ("bfloat16", 2), "f32": ("float32", 4)}
+DTYPES = {"bf16": "bfloat16", "f32": "float32"}
+INT4, PLAIN = "int4", "plain"
 END_OF_TURN = "<|im_end|>"  # what the published configuration names; the tokenizer's own names [EOS]
 # Beside the weights: whatever of these the other model has.
 TEXT_FILES = (
@@ -45,6 +46,9 @@ class MakeModelOptions:
     layers: Annotated[int, typer.Option(min=2, help="Layers; the first one is dense.")] = 4
     experts: Annotated[int, typer.Option(min=2, help="Routed experts of each other layer.")] = 16
     dtype: Annotated[str, typer.Option(metavar="bf16|f32", help="Type of the weights.")] = "bf16"
+    packing: Annotated[
+        str, typer.Option(metavar="int4|plain", help="Of routed experts; int4 is what is published.")
+    ] = INT4
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -59,7 +63,7 @@ class MakeModelOptions:
 def make_model(options: MakeModelOptions) -> None:
     """Make a model of random weights in the shape of a large one, to try what the large one needs.
 
-    Tensor names, nesting and configuration are those of the published model.
+    Tensor names, nesting, packing and configuration are those of the published model.
 
     Examples:
       firstlight make-model kimi-k2.5 tiny
@@ -69,37 +73,38 @@ def make_model(options: MakeModelOptions) -> None:
         raise UsageError(f"There is no shape {options.like!r}.", "Use kimi-k2.5.")
     if options.dtype not in DTYPES:
         raise UsageError(f"The dtype {options.dtype!r} is unknown.", f"Choose one of: {', '.join(DTYPES)}.")
+    if options.packing not in (INT4, PLAIN):
+        raise UsageError(f"There is no packing {options.packing!r}.", f"Choose one of: {INT4}, {PLAIN}.")
     if options.target.exists():
         raise UsageError(f"{options.target} exists already.", "Give a new folder, or remove this one first.")
     try:
-        num_bytes = parse_size(options.size)
+        most_bytes = parse_size(options.size)
     except ValueError as error:
         raise UsageError(f"--size: {error}.", "Write it like 20M or 2G.") from error
 
     import torch
 
     from firstlight.facts.memory import format_bytes
-    from firstlight.models.random_model import Unpacked, write_random_model
-    from firstlight.models.small_kimi import WRAPPER, kimi_of_size, num_values
+    from firstlight.models.packed_experts import PackedExperts
+    from firstlight.models.random_model import Unpacked, num_bytes, write_random_model
+    from firstlight.models.small_kimi import WRAPPER, kimi_of_size
     from firstlight.text.kimi_writer import write_kimi_text
 
+    packing = (PackedExperts if options.packing == INT4 else Unpacked)(getattr(torch, DTYPES[options.dtype]))
     with tempfile.TemporaryDirectory() as own:
         texts = options.tokenizer or Path(own)
         if options.tokenizer is None:
             write_kimi_text(texts)
-        name, value_bytes = DTYPES[options.dtype]
-        description = kimi_of_size(num_bytes, value_bytes, _smallest(options, texts))
+        description = kimi_of_size(most_bytes, packing, _smallest(options, texts))
         partial = options.target.with_name(f".{options.target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        write_random_model(
-            partial, description, Unpacked(getattr(torch, name)), seed=options.seed, wrapper=WRAPPER
-        )
+        write_random_model(partial, description, packing, seed=options.seed, wrapper=WRAPPER)
         for file in TEXT_FILES:
             if (texts / file).exists():
                 shutil.copy(texts / file, partial / file)
         partial.rename(options.target)
-    total_bytes = num_values(description) * value_bytes
-    print(f"{options.target}: hidden size {description.hidden_size}, {format_bytes(total_bytes)}")
+    total = format_bytes(num_bytes(description, packing))
+    print(f"{options.target}: hidden size {description.hidden_size}, {total}")
 
 
 def _smallest(options: MakeModelOptions, texts: Path) -> ModelDescription:

@@ -28,6 +28,7 @@ from firstlight.drafter.target import Target, read_ends
 from firstlight.drafter.train import CHECKPOINT
 from firstlight.engine.speculation.shipped import TARGET
 from firstlight.facts.drafter_config import LAYER_IDS
+from firstlight.facts.hf_config_writer import hf_class
 from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
 from firstlight.models.eagle3 import Eagle3Drafter
 from firstlight.models.eagle3_file import CONFIG, EMBEDDING, WEIGHTS, load_eagle3, save_eagle3
@@ -38,10 +39,15 @@ RECIPE = "CONVERT.md"
 Config = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 NUM_DRAFTS = 3
+# Engines whose EAGLE-3 layer has attention in heads only.
+_HEADS_ONLY = (SPECULATORS, GGUF)
 
 
 def export(out: Path, target: Target, engines: tuple[str, ...] = ENGINES) -> Stage:
-    """Writes `out`/export/ENGINE for each engine, with model card and probes, and reads every folder back."""
+    """Writes `out`/export/ENGINE for each engine, with model card and probes, and reads every folder back.
+
+    Nothing for an engine that cannot run it; the manifest says why.
+    """
     ends = read_ends(target.checkpoint)
     trained = read_manifest(out / "train")
     require_target(trained, target.record, out / "train")
@@ -52,6 +58,10 @@ def export(out: Path, target: Target, engines: tuple[str, ...] = ENGINES) -> Sta
     captured = out / "capture"
     shard = read_shard(captured / min(read_manifest(captured).files))
     for engine in engines:
+        lacks = why_not(engine, drafter)
+        if lacks is not None:
+            stage.manifest.numbers[engine] = f"not written: {lacks}"
+            continue
         folder = stage.folder / engine
         save_eagle3(folder, drafter, torch.bfloat16)
         if engine != NATIVE:
@@ -71,6 +81,16 @@ def export(out: Path, target: Target, engines: tuple[str, ...] = ENGINES) -> Sta
     return stage
 
 
+def why_not(engine: str, drafter: Eagle3Drafter) -> str | None:
+    """Why an engine cannot run a drafter of this kind, as the end of a sentence; None if it can."""
+    latent = drafter.config.latent
+    if latent is not None and engine in _HEADS_ONLY:
+        return f"its attention is latent, and {engine} knows drafters with attention in heads only"
+    if latent is not None and latent.query_rank is None and engine == SGLANG:
+        return "SGLang's latent attention of drafters takes queries of low rank only"
+    return None
+
+
 def _rewrite(folder: Path, engine: str, target: Target, embedding: torch.Tensor) -> None:
     config = json.loads((folder / CONFIG).read_text())
     tensors = read_tensor_file(folder / WEIGHTS)
@@ -81,8 +101,13 @@ def _rewrite(folder: Path, engine: str, target: Target, embedding: torch.Tensor)
 
 
 def _for_vllm(config: Config, tensors: Tensors, target: Target, embedding: torch.Tensor) -> None:
-    """Ids of blocks that have run, where either of vLLM's two places finds them."""
+    """Ids of blocks that have run, where either of vLLM's two places finds them.
+
+    Its latent attention takes the rope section alone, so the base stands in there, too.
+    """
     config["eagle_config"] = {LAYER_IDS: config[LAYER_IDS]}
+    if config["rope_scaling"] is not None:
+        config["rope_scaling"] |= {"rope_theta": config["rope_theta"]}
 
 
 def _for_sglang(config: Config, tensors: Tensors, target: Target, embedding: torch.Tensor) -> None:
@@ -107,7 +132,7 @@ def _for_speculators(config: Config, tensors: Tensors, target: Target, embedding
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
-            "verifier": {"name_or_path": target.record.name, "architectures": ["LlamaForCausalLM"]},
+            "verifier": {"name_or_path": target.record.name, "architectures": _architectures(target)},
         },
         norm_before_residual=False,
         transformer_layer_config=inner,
@@ -118,6 +143,13 @@ def _for_speculators(config: Config, tensors: Tensors, target: Target, embedding
 def _for_gguf(config: Config, tensors: Tensors, target: Target, embedding: torch.Tensor) -> None:
     """llama.cpp's converter reads the raw dialect, with the ids at the top level and nowhere else."""
     config["tie_word_embeddings"] = False
+
+
+def _architectures(target: Target) -> list[str]:
+    """The target's class, as its publisher names it."""
+    file = target.path / CONFIG
+    named = json.loads(file.read_text()).get("architectures") if file.is_file() else None
+    return named or [hf_class(target.checkpoint.description)]
 
 
 def write_recipe(folder: Path, drafter: Eagle3Drafter) -> None:

@@ -5,7 +5,7 @@ that the drafter gets. The states' part becomes `fc`; the token's part goes thro
 look at their own index only. Steps of gradient descent that are worth an epoch are saved by it. Invariant:
 what is fitted has seen documents for training only.
 
-Shapes: I indices, X inputs of the regression, H hidden, R draft vocabulary, D head size.
+Shapes: I indices, X inputs of the regression or of the projections, H hidden, V values that lie between.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from pathlib import Path
 
 import torch
 
+from firstlight.drafter.first_weights_latent import QUIET, look_at_itself, through_latents
 from firstlight.drafter.objective import make_teacher
 from firstlight.drafter.prompts import TRAIN
 from firstlight.drafter.shards import Shard, read_shard
 from firstlight.drafter.target import Ends
 from firstlight.models.eagle3 import Eagle3Drafter
+from firstlight.models.eagle3_latent import LatentEagle3Drafter
 
 MAX_INDICES = 32_768
 KEY_SAMPLE = 8192
@@ -55,11 +57,35 @@ def fit_first_weights(drafter: Eagle3Drafter, ends: Ends, shards: list[Path], no
         num_states = len(config.state_layers) * config.target_hidden_size
         drafter.fc.weight.copy_(weights_XH[:num_states].t())
         size_H = (sums.square_XX.diagonal()[num_states:] / sums.num).sqrt().clamp(min=1e-6)  # noqa: N806
-        token_HH = _through_values(drafter, weights_XH[num_states:], size_H)  # noqa: N806
         inputs, last_states = sums.sample
-        _look_at_itself(drafter, sums.every, token_HH)
+        token_HH = _fit_attention(drafter, weights_XH[num_states:], size_H, sums.every)  # noqa: N806
         output = drafter.fc(inputs[:, :num_states]) + inputs[:, num_states:] @ token_HH
         _scale_logits(drafter, ends, output, last_states, norm_eps)
+
+
+def _fit_attention(
+    drafter: Eagle3Drafter,
+    token_HH: torch.Tensor,  # noqa: N803 - shape suffix
+    size_H: torch.Tensor,  # noqa: N803
+    every: torch.Tensor,
+) -> torch.Tensor:
+    """Lets attention add the token's part, as far as its values hold it; what is added of a token [H, H]."""
+    c = drafter.config
+    num_turned, most = c.head_size, c.num_kv_heads * c.head_size
+    if isinstance(drafter, LatentEagle3Drafter):
+        sizes = drafter.sizes
+        num_turned, most = sizes.rope_size, min(sizes.latent_size, c.num_heads * sizes.value_size)
+    to_values, from_values = _split(token_HH, size_H, most)
+    always_one, x = _always_one(drafter, every, to_values @ from_values)
+    shares = torch.tensor(PAIR_SHARES[: num_turned // 2])
+    scores = shares / shares.sum() * SELF_SCORE
+    if isinstance(drafter, LatentEagle3Drafter):
+        num_heads = through_latents(drafter, to_values, from_values, every[:, -c.hidden_size :])
+        look_at_itself(drafter, num_heads, always_one, scores, x)
+    else:
+        _through_values(drafter, to_values, from_values)
+        _look_at_itself(drafter, always_one, scores)
+    return to_values @ from_values
 
 
 def _sums(drafter: Eagle3Drafter, shards: list[Path]) -> _Sums:
@@ -93,47 +119,60 @@ def _supervised_for_training(shard: Shard) -> torch.Tensor:
     return (shard.supervised & wanted).nonzero().squeeze(1)
 
 
+def _split(
+    token_HH: torch.Tensor,  # noqa: N803 - shape suffix
+    size_H: torch.Tensor,  # noqa: N803
+    most: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The token's part as two matrices with at most so many values in between."""
+    left, strength, right = torch.linalg.svd(size_H[:, None] * token_HH, full_matrices=False)
+    rank = min(most, len(strength))
+    root = strength[:rank].sqrt()
+    return left[:, :rank] * root / size_H[:, None], root[:, None] * right[:rank]
+
+
 def _through_values(
     drafter: Eagle3Drafter,
-    token_HH: torch.Tensor,  # noqa: N803
-    size_H: torch.Tensor,  # noqa: N803
-) -> torch.Tensor:
-    """Gives the values and one head of each group the token's part, as far as their rank holds it."""
+    to_values_HV: torch.Tensor,  # noqa: N803
+    from_values_VH: torch.Tensor,  # noqa: N803
+) -> None:
+    """Gives the values and one head of each group the token's part."""
     config = drafter.config
-    left, strength, right = torch.linalg.svd(size_H[:, None] * token_HH, full_matrices=False)
-    rank = min(config.num_kv_heads * config.head_size, len(strength))
-    root = strength[:rank].sqrt()
-    to_values = left[:, :rank] * root / size_H[:, None]
-    from_values = root[:, None] * right[:rank]
     drafter.v_proj.weight.zero_()
-    drafter.v_proj.weight[:rank, : config.hidden_size] = to_values.t()
+    drafter.v_proj.weight[: len(from_values_VH), : config.hidden_size] = to_values_HV.t()
     group, size = config.num_heads // config.num_kv_heads, config.head_size
     for kv_head in range(config.num_kv_heads):
-        part = from_values[kv_head * size : (kv_head + 1) * size]
+        part = from_values_VH[kv_head * size : (kv_head + 1) * size]
         column = kv_head * group * size
         drafter.o_proj.weight[:, column : column + len(part)] = part.t()
-    return to_values @ from_values
 
 
-def _look_at_itself(drafter: Eagle3Drafter, inputs: torch.Tensor, token_HH: torch.Tensor) -> None:  # noqa: N803
+def _always_one(
+    drafter: Eagle3Drafter,
+    inputs: torch.Tensor,
+    token_HH: torch.Tensor,  # noqa: N803
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What makes the same of every input of the projections [X], and these inputs [I, X]."""
+    embedded = inputs[:, -drafter.config.hidden_size :]
+    fused = drafter.fc(inputs[:, : -drafter.config.hidden_size])
+    both = (fused, fused + embedded @ token_HH)  # of a true state, and of a draft
+    x = torch.cat([torch.cat((embedded, drafter.hidden_norm(hidden)), 1) for hidden in both])
+    wide = x.double()
+    square = wide.t() @ wide
+    square += torch.diag(RIDGE * square.diagonal() + 1e-9 * square.diagonal().mean())
+    return torch.linalg.solve(square, wide.sum(0)).float(), x
+
+
+def _look_at_itself(drafter: Eagle3Drafter, always_one_X: torch.Tensor, scores: torch.Tensor) -> None:  # noqa: N803
     """Queries and keys that are the same everywhere: rotated, they agree best at a distance of nothing."""
     config = drafter.config
-    embedded = inputs[:, -config.hidden_size :]
-    fused = drafter.fc(inputs[:, : -config.hidden_size])
-    both = (fused, fused + embedded @ token_HH)  # of a true state, and of a draft
-    x = torch.cat([torch.cat((embedded, drafter.hidden_norm(hidden)), 1) for hidden in both]).double()
-    square = x.t() @ x
-    square += torch.diag(RIDGE * square.diagonal() + 1e-9 * square.diagonal().mean())
-    always_one = torch.linalg.solve(square, x.sum(0)).float()
     group, size = config.num_heads // config.num_kv_heads, config.head_size
-    pairs = torch.tensor(PAIR_SHARES[: size // 2])
-    heights = (pairs / pairs.sum() * SELF_SCORE * size**0.5).sqrt()
-    constant = heights[:, None] * always_one
+    constant = (scores * size**0.5).sqrt()[:, None] * always_one_X
     for kv_head in range(config.num_kv_heads):
         for projection, head in ((drafter.k_proj, kv_head), (drafter.q_proj, kv_head * group)):
             rows = projection.weight[head * size : (head + 1) * size]
-            rows *= 0.25
-            rows[: len(pairs)] = constant
+            rows *= QUIET
+            rows[: len(scores)] = constant
 
 
 def _scale_logits(

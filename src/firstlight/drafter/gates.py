@@ -28,8 +28,10 @@ from firstlight.drafter.packing import Row, rows_of
 from firstlight.drafter.shards import Document, Shard, read_shard
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Ends, Target, read_ends
+from firstlight.drafter.train_settings import HEADS
 from firstlight.models.eagle3 import DraftCache, Eagle3Drafter
 from firstlight.models.eagle3_file import save_eagle3
+from firstlight.models.eagle3_latent import make_drafter
 
 NUM_DOCUMENTS = 4  # that are computed anew by the reference
 MIN_COSINE = 0.98  # of a served state with the reference's: layouts that round stay far above
@@ -50,8 +52,11 @@ class Gate(msgspec.Struct, kw_only=True):
     said: str
 
 
-def check(out: Path, target: Target, *, go_on: bool = False) -> Iterator[Gate]:
-    """Runs the gates on what is captured; stops behind the first that fails, unless it is to `go_on`."""
+def check(out: Path, target: Target, attention: str = HEADS, *, go_on: bool = False) -> Iterator[Gate]:
+    """Runs the gates on what is captured; stops behind the first that fails, unless it is to `go_on`.
+
+    `attention`: of the drafters that are tried.
+    """
     manifest = read_manifest(out / "capture")
     name = min(manifest.files)
     shard = read_shard(out / "capture" / name)
@@ -62,8 +67,8 @@ def check(out: Path, target: Target, *, go_on: bool = False) -> Iterator[Gate]:
     for gate in (
         lambda: states_gate(target, shard, answers),
         lambda: teacher_gate(shard, ends, eps),
-        lambda: overfit_gate(target, shard, ends, answers),
-        lambda: unroll_gate(target, shard, ends),
+        lambda: overfit_gate(target, shard, ends, answers, attention),
+        lambda: unroll_gate(target, shard, ends, attention),
     ):
         result = gate()
         yield result
@@ -118,10 +123,10 @@ def teacher_gate(shard: Shard, ends: Ends, norm_eps: float) -> Gate:
     return Gate(name=name, passed=share >= MIN_TEACHER_AGREEMENT, said=said)
 
 
-def unroll_gate(target: Target, shard: Shard, ends: Ends) -> Gate:
+def unroll_gate(target: Target, shard: Shard, ends: Ends, attention: str = HEADS) -> Gate:
     """Training's unrolled drafts equal the drafter run step by step, as it is served."""
     name = "training equals serving"
-    drafter = _fresh(target, shard, ends)
+    drafter = _fresh(target, shard, ends, attention)
     # Outputs that are zero at first would hide a difference.
     with torch.no_grad():
         for matrix in (drafter.o_proj, drafter.down_proj):
@@ -147,14 +152,20 @@ def unroll_gate(target: Target, shard: Shard, ends: Ends) -> Gate:
     return Gate(name=name, passed=worst <= MAX_LOGIT_GAP, said=said)
 
 
-def overfit_gate(target: Target, shard: Shard, ends: Ends, answers: Sequence[Answer] = ()) -> Gate:
+def overfit_gate(
+    target: Target,
+    shard: Shard,
+    ends: Ends,
+    answers: Sequence[Answer] = (),
+    attention: str = HEADS,
+) -> Gate:
     """A drafter that sees one answer only must learn it by heart, and then draft nearly all of it.
 
     With the `answers` of the shard it must do so in the engine, too.
     """
     name = "one answer is learnt by heart"
     torch.manual_seed(0)
-    drafter = _fresh(target, shard, ends)
+    drafter = _fresh(target, shard, ends, attention)
     row = _one_document(shard, OVERFIT_TOKENS)
     teacher = replace(
         make_teacher(ends, drafter.target_ids_R, target.checkpoint.description.norm_eps),
@@ -202,11 +213,12 @@ def _served_length(target: Target, drafter: Eagle3Drafter, answer: Answer, num_t
         return acceptance_length(answer_in_engine(order, [prompt], [num_tokens - len(prompt)]))
 
 
-def _fresh(target: Target, shard: Shard, ends: Ends) -> Eagle3Drafter:
+def _fresh(target: Target, shard: Shard, ends: Ends, attention: str) -> Eagle3Drafter:
     """A drafter whose vocabulary holds what the shard's documents need."""
     seen = torch.cat((shard.wanted[shard.supervised], shard.tokens)).long().unique()
     ids = seen[seen >= 0]
-    drafter = Eagle3Drafter(drafter_config(target, shard.contract.layers, len(ids)), ends.embedding)
+    config = drafter_config(target, shard.contract.layers, len(ids), attention)
+    drafter = make_drafter(config, ends.embedding)
     drafter.target_ids_R.copy_(ids)
     initialise(drafter, ends)
     return drafter

@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec.structs import replace
 
 from firstlight.base.errors import UsageError
 from firstlight.drafter.first_weights import fit_first_weights
 from firstlight.drafter.prompts import TRAIN
 from firstlight.drafter.shards import read_contract, read_shard, read_wanted
 from firstlight.drafter.target import Ends, Target
+from firstlight.drafter.train_settings import HEADS, LATENT
 from firstlight.drafter.vocabulary import build_vocabulary, coverage, tokens_to_keep
+from firstlight.facts.hf_rope import yarn_scale
 from firstlight.models.eagle3 import DrafterConfig, Eagle3Drafter
 from firstlight.models.eagle3_file import load_eagle3
+from firstlight.models.eagle3_latent import make_drafter
 
 if TYPE_CHECKING:
     from firstlight.drafter.train_settings import TrainSettings
@@ -96,7 +100,8 @@ def new_drafter(target: Target, ends: Ends, shards: list[Path], settings: TrainS
             "Check that generate made answers, and that its chat template is the target's.",
         )
     ids = build_vocabulary(counts, min(settings.draft_vocab_size, len(counts)), tokens_to_keep(target))
-    drafter = Eagle3Drafter(drafter_config(target, first.contract.layers, len(ids)), ends.embedding)
+    config = drafter_config(target, first.contract.layers, len(ids), settings.attention)
+    drafter = make_drafter(config, ends.embedding)
     drafter.target_ids_R.copy_(ids)
     initialise(drafter, ends)
     if drafter.config.hidden_size == drafter.config.target_hidden_size:
@@ -134,16 +139,30 @@ def initialise(drafter: Eagle3Drafter, ends: Ends) -> None:
             drafter.norm.weight.copy_(ends.norm)
 
 
-def drafter_config(target: Target, layers: tuple[int, ...], draft_vocab_size: int) -> DrafterConfig:
+def drafter_config(
+    target: Target, layers: tuple[int, ...], draft_vocab_size: int, attention: str = HEADS
+) -> DrafterConfig:
     """A drafter with the sizes of one of the target's own layers, and no norm that an engine may lack.
 
-    For a target with latent attention, heads of the size of its values that do not turn, 8 to a key.
+    In heads for a target with latent attention: of the size of its values that do not turn, 8 to a key.
+    Raises `UsageError` where latents are asked for and the target has none.
     """
     d = target.checkpoint.description
-    num_kv_heads, head_size = d.num_kv_heads, d.head_size
-    if d.latent is not None:
+    num_kv_heads, head_size, rope_scaling = d.num_kv_heads, d.head_size, d.rope_scaling
+    of_latents: dict[str, Any] = {}
+    if attention == LATENT:
+        if d.latent is None:
+            raise UsageError(
+                f"{target.record.name} has no latent attention whose sizes a drafter could have.",
+                f"Train with --attention {HEADS}.",
+            )
+        of_latents = {"latent": d.latent, "score_scale": d.score_scale}
+    elif d.latent is not None:
         head_size = d.latent.nope_size
         num_kv_heads = math.gcd(d.num_heads, max(1, d.num_heads // HEADS_OF_A_KEY))
+        if rope_scaling.kind == "yarn":
+            # Of attention in heads engines assume this factor, whatever the file says.
+            rope_scaling = replace(rope_scaling, turn_factor=yarn_scale(rope_scaling.factor, 1.0))
     return DrafterConfig(
         hidden_size=d.hidden_size,
         target_hidden_size=d.hidden_size,
@@ -156,8 +175,9 @@ def drafter_config(target: Target, layers: tuple[int, ...], draft_vocab_size: in
         max_position=max(d.max_position, MIN_POSITIONS),
         norm_eps=d.norm_eps,
         rope_theta=d.rope_theta,
-        rope_scaling=d.rope_scaling,
+        rope_scaling=rope_scaling,
         state_layers=layers,
+        **of_latents,
     )
 
 

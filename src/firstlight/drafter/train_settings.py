@@ -16,6 +16,7 @@ from firstlight.drafter.draft_loss import CROSS_ENTROPY, require_loss
 
 Say = Callable[[str], None]
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
+HEADS, LATENT = "heads", "latent"
 
 
 class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +24,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_minutes` of training end it early, with a learning rate that falls in time; 0 is no such end.
     `init_from`: folder of a drafter to start from. `dtype`: of the products; weights stay float32.
+    `attention`: of the drafter's layer, in heads or over latents like its target's.
     """
 
     draft_vocab_size: int = 8192
@@ -39,11 +41,17 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     clip: float = 0.5
     init_from: str = ""
     dtype: str = FLOAT32
+    attention: str = HEADS
     seed: int = 0
 
 
 def require_known(settings: TrainSettings) -> None:
-    """Raises `UsageError` for a loss or a type that is not there."""
+    """Raises `UsageError` for a loss, a type or an attention that is not there."""
+    if settings.attention not in (HEADS, LATENT):
+        raise UsageError(
+            f"There are no drafters with {settings.attention!r} for attention.",
+            f"Give --attention {HEADS} or {LATENT}.",
+        )
     require_loss(settings.loss)
     if settings.dtype not in (FLOAT32, BFLOAT16):
         raise UsageError(

@@ -27,6 +27,11 @@ _CLASSES = {
 }
 
 
+def hf_class(description: ModelDescription) -> str:
+    """What transformers calls the model's class."""
+    return _CLASSES[description.architecture]
+
+
 def hf_config(description: ModelDescription, dtype: str, pad_token_id: int | None = None) -> dict[str, Any]:
     """The content of config.json; `dtype` is torch's name ("bfloat16").
 
@@ -34,7 +39,7 @@ def hf_config(description: ModelDescription, dtype: str, pad_token_id: int | Non
     """
     _require_expressible(description)
     config: dict[str, Any] = {
-        "architectures": [_CLASSES[description.architecture]],
+        "architectures": [hf_class(description)],
         "model_type": description.architecture,
         "hidden_size": description.hidden_size,
         "num_hidden_layers": description.num_layers,

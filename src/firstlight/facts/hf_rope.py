@@ -44,7 +44,7 @@ def rope_scaling(rope: Fields, fields: Fields) -> RopeScaling:
 def yarn_score_factor(rope: Fields, scaling: RopeScaling) -> float:
     """What latent attention multiplies its scores with, beside head_size ** -0.5 (mscale_all_dim)."""
     all_dim = rope.number("mscale_all_dim", 0.0, above=-1.0)
-    return _mscale(scaling.factor, all_dim) ** 2 if scaling.kind == "yarn" and all_dim else 1.0
+    return yarn_scale(scaling.factor, all_dim) ** 2 if scaling.kind == "yarn" and all_dim else 1.0
 
 
 def _llama3(rope: Fields, fields: Fields) -> RopeScaling:
@@ -66,9 +66,9 @@ def _yarn(rope: Fields, fields: Fields) -> RopeScaling:
     original = _original_positions(rope, fields)
     factor = rope.number("factor", fields.integer("max_position_embeddings") / original)
     mscale, all_dim = (rope.number(name, 0.0, above=-1.0) for name in ("mscale", "mscale_all_dim"))
-    turn_factor = _mscale(factor, 1.0)
+    turn_factor = yarn_scale(factor, 1.0)
     if mscale and all_dim:
-        turn_factor = _mscale(factor, mscale) / _mscale(factor, all_dim)
+        turn_factor = yarn_scale(factor, mscale) / yarn_scale(factor, all_dim)
     return RopeScaling(
         kind="yarn",
         factor=factor,
@@ -84,5 +84,6 @@ def _original_positions(rope: Fields, fields: Fields) -> int:
     return rope.integer("original_max_position_embeddings", fields.integer("max_position_embeddings"))
 
 
-def _mscale(factor: float, mscale: float) -> float:
+def yarn_scale(factor: float, mscale: float) -> float:
+    """The size of yarn's correction: of rotated values where nothing else is said, with an `mscale` of 1."""
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0

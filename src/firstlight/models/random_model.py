@@ -8,6 +8,7 @@ model declares, and no other; the same description and seed give the same values
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,6 +69,15 @@ class Unpacked:
 
     def _type_of(self, name: str) -> torch.dtype:
         return torch.float32 if name.endswith("e_score_correction_bias") else self._dtype
+
+
+def num_bytes(description: ModelDescription, packing: Packing) -> int:
+    """Of all that is written."""
+    return sum(
+        dtype.itemsize * math.prod(stored)
+        for name, shape in declared_shapes(description).items()
+        for dtype, stored in packing.written(name, shape).values()
+    )
 
 
 def declared_shapes(description: ModelDescription) -> dict[str, tuple[int, ...]]:

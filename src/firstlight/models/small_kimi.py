@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from firstlight.base.errors import UsageError
 from firstlight.facts.description import Experts, LatentAttention, ModelDescription, RopeScaling
-from firstlight.models.random_model import declared_shapes
+from firstlight.models.random_model import Packing, num_bytes
 
 WRAPPER = "kimi_k25"
 UNIT = 32  # every width is a multiple of it: whole groups of the quantised formats
@@ -74,8 +74,8 @@ def kimi_of_hidden(
     )
 
 
-def kimi_of_size(num_bytes: int, value_bytes: int, smallest: ModelDescription) -> ModelDescription:
-    """As wide as fits into `num_bytes` of weights, with the layers and experts of `smallest`.
+def kimi_of_size(most_bytes: int, packing: Packing, smallest: ModelDescription) -> ModelDescription:
+    """As wide as fits into `most_bytes` of weights, with the layers and experts of `smallest`.
 
     Raises `UsageError` where even that is too large.
     """
@@ -91,8 +91,8 @@ def kimi_of_size(num_bytes: int, value_bytes: int, smallest: ModelDescription) -
             end_ids=smallest.eos_token_ids,
         )
         wider = replace(wider, bos_token_id=smallest.bos_token_id)
-        total_bytes = num_values(wider) * value_bytes
-        if total_bytes > num_bytes:
+        total_bytes = num_bytes(wider, packing)
+        if total_bytes > most_bytes:
             break
         fitting = wider
         hidden += SMALLEST_HIDDEN if hidden < 1024 else 4 * SMALLEST_HIDDEN
@@ -103,11 +103,6 @@ def kimi_of_size(num_bytes: int, value_bytes: int, smallest: ModelDescription) -
             "Give a larger --size, or fewer --layers or --experts.",
         )
     return fitting
-
-
-def num_values(description: ModelDescription) -> int:
-    """Of all weights."""
-    return sum(math.prod(shape) for shape in declared_shapes(description).values())
 
 
 def _part(hidden_size: int, numerator: int, denominator: int) -> int:

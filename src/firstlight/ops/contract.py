@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from firstlight.ops.groups import GroupedLinearOp, HeadsOp
+from firstlight.facts.description import Experts, LatentAttention
+from firstlight.ops.groups import ExpertLayerOp, GroupedLinearOp, HeadsOp
 from firstlight.ops.matrix import Matrix
 
 
@@ -150,6 +151,12 @@ class Backend(Protocol):
         """Room for the weights of that many groups; their kinds have the role "group"."""
         ...
 
+    def expert_layer(
+        self, rule: Experts, own: range, gate_up: GroupedLinearOp, down: GroupedLinearOp
+    ) -> ExpertLayerOp:
+        """Experts over products that this backend made; `own`: those that this rank has something of."""
+        ...
+
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         """Lays out a weight for each head; their kinds have the role "heads"."""
         ...
@@ -190,6 +197,20 @@ class Backend(Protocol):
 
 
 Collective = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LatentRows:
+    """What products gave: queries [.., N * (U + R)], and latents with their rotary keys [.., L + R].
+
+    `keys` and `values` make keys and values of heads out of latents.
+    """
+
+    queries: torch.Tensor
+    latents: torch.Tensor
+    sizes: LatentAttention
+    keys: HeadsOp
+    values: HeadsOp
 
 
 class Tape(Protocol):
@@ -236,8 +257,34 @@ class Tape(Protocol):
         """The output head; `gather` joins the ranks' shares, where there are several."""
         ...
 
-    def gated_silu(self, gate_up: torch.Tensor) -> Any:
+    def gated_silu(self, gate_up: torch.Tensor, name: str = "inner") -> Any:
         """See `Backend.gated_silu`."""
+        ...
+
+    def norm_of(self, x: torch.Tensor, weight_H: torch.Tensor, eps: float, name: str) -> Any:
+        """RMS norm of a part of what a `product` gave."""
+        ...
+
+    def attend_latents(self, rows: LatentRows, layer: int, norm: tuple[torch.Tensor, float]) -> Any:
+        """Norms and turns latents and writes them to the pool, attends, and expands; see `LatentRows`."""
+        ...
+
+    def experts(
+        self,
+        layer: ExpertLayerOp,
+        scores: torch.Tensor,
+        bias_E: torch.Tensor | None,  # noqa: N803 - shape suffix
+        x: Any,
+    ) -> torch.Tensor:
+        """What the experts of a layer give, as a share that goes on to `add_to_share` and `add_share`."""
+        ...
+
+    def add_to_share(self, share: torch.Tensor, weights: Sequence[Any], x: Any) -> None:
+        """Adds x W^T to a share."""
+        ...
+
+    def add_share(self, share: torch.Tensor, reduce: Collective | None) -> None:
+        """Adds a share to the residual stream; `reduce` sums it over several ranks."""
         ...
 
     def attend(

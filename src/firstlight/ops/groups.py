@@ -33,6 +33,19 @@ class GroupedLinearOp(Protocol):
         ...
 
 
+class ExpertLayerOp(Protocol):
+    """The routed experts of a layer: each token's are chosen, and what they give is weighed and added up."""
+
+    def __call__(
+        self,
+        x_TH: torch.Tensor,
+        scores_TE: torch.Tensor,  # noqa: N803 - shape suffix
+        bias_E: torch.Tensor | None,  # noqa: N803
+    ) -> torch.Tensor:
+        """This rank's share of the sum, float32 [T, H]. `scores`: the router's, float32."""
+        ...
+
+
 class HeadsOp(Protocol):
     """y = x W_n^T with a weight [O, I] for each head n."""
 

@@ -20,19 +20,19 @@ class HeadsByGroup:
     """See `contract.HeadsOp`: each head is a group that all tokens go to."""
 
     def __init__(self, grouped: GroupedLinearOp, weights: Sequence[Matrix]) -> None:
-        self._grouped = grouped
+        self.grouped = grouped
         for head, weight in enumerate(weights):
             grouped.put(head, weight)
 
     @property
     def num_bytes(self) -> int:
-        return self._grouped.num_bytes
+        return self.grouped.num_bytes
 
     def __call__(self, x_TNI: torch.Tensor) -> torch.Tensor:
         num_tokens, num_heads, _ = x_TNI.shape
         x_RI = x_TNI.transpose(0, 1).flatten(0, 1)  # noqa: N806 - shape suffix
         starts = torch.arange(num_heads + 1) * num_tokens
-        return self._grouped(x_RI, starts).unflatten(0, (num_heads, num_tokens)).transpose(0, 1)
+        return self.grouped(x_RI, starts).unflatten(0, (num_heads, num_tokens)).transpose(0, 1)
 
     def back(self, x_TO: torch.Tensor) -> None:
         return None

@@ -16,21 +16,21 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
+from firstlight.facts.description import Experts
 from firstlight.ops import sparse_attention
 from firstlight.ops.contract import GROUPED, HEADS, AttentionShape, LinearOp, MatrixKind, StepRows
+from firstlight.ops.expert_layer import SortedExperts
 from firstlight.ops.grouped import GroupByGroup
-from firstlight.ops.groups import GroupedLinearOp, HeadsOp
+from firstlight.ops.groups import ExpertLayerOp, GroupedLinearOp, HeadsOp
 from firstlight.ops.heads import HeadsByGroup
 from firstlight.ops.kv_rows import chosen, unpack
 from firstlight.ops.matrix import Matrix
 from firstlight.ops.outputs import pick
+from firstlight.ops.sigmoid import silu
 
 # Rows of every matrix product. Larger is faster for prompts, smaller for single tokens; at 32 a product is
 # still bound by reading the weights.
 ROW_TILE = 32
-# torch splits element-wise work among threads above this many elements (at::internal::GRAIN_SIZE).
-GRAIN_ELEMENTS = 32768
-VECTOR_ELEMENTS = 64
 
 
 class ReferenceLinear:
@@ -95,6 +95,11 @@ class ReferenceBackend:
     def grouped_linear(self, num_groups: int) -> GroupedLinearOp:
         return GroupByGroup(num_groups, partial(self.linear, role=GROUPED))
 
+    def expert_layer(
+        self, rule: Experts, own: range, gate_up: GroupedLinearOp, down: GroupedLinearOp
+    ) -> ExpertLayerOp:
+        return SortedExperts(rule, own, gate_up, down, self.gated_silu)
+
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         return HeadsByGroup(GroupByGroup(len(weights), partial(self.linear, role=HEADS)), weights)
 
@@ -132,29 +137,3 @@ class ReferenceBackend:
             values = keys if is_latent else unpack(values[plan.slots])
         sparse_attention.attend(q_TND, keys, values, plan.sparse, out)
         return out
-
-
-def silu(x_TO: torch.Tensor) -> torch.Tensor:
-    """silu whose bits do not depend on where a row lies in memory or how many rows there are."""
-    return x_TO * sigmoid(x_TO)
-
-
-def sigmoid(x_TO: torch.Tensor) -> torch.Tensor:
-    """The same of the sigmoid, whose vector and scalar versions differ."""
-    num_rows, width = x_TO.shape
-    padded = -(-width // VECTOR_ELEMENTS) * VECTOR_ELEMENTS
-    x = F.pad(x_TO, (0, padded - width))
-    step = max(1, GRAIN_ELEMENTS // padded)
-    out = x.new_empty(num_rows, padded)
-    for start in range(0, num_rows, step):
-        out[start : start + step] = _sigmoid(x[start : start + step])
-    return out[:, :width]
-
-
-def _sigmoid(x: torch.Tensor) -> torch.Tensor:
-    if x.numel() <= GRAIN_ELEMENTS:
-        return torch.sigmoid(x)
-    # One row wider than the grain: in pieces, for the same reason.
-    flat = x.reshape(-1)
-    pieces = [torch.sigmoid(piece) for piece in flat.split(GRAIN_ELEMENTS)]
-    return torch.cat(pieces).view_as(x)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from firstlight.facts.description import Experts
-from firstlight.ops.reference import sigmoid
+from firstlight.ops.sigmoid import sigmoid
 
 _SMALLEST_SUM = 1e-20  # where all chosen experts have no weight at all
 

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from safetensors import safe_open
 from typer.testing import CliRunner
 
 from firstlight.cli.main import make_app
 from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.models.packed_experts import PackedExperts
 from firstlight.text.model import TextModel
 from support.engines import Harness, submit
 from support.serving import byte_tokenizer, write_tokenizer
@@ -48,11 +51,25 @@ def test_names_and_nesting_are_those_of_the_published_model(folder: Path) -> Non
         "language_model.model.embed_tokens.weight",
         "language_model.model.layers.0.mlp.gate_proj.weight",
         f"{of_layer}self_attn.kv_a_proj_with_mqa.weight",
-        f"{of_layer}mlp.experts.7.down_proj.weight",
+        "language_model.model.layers.1.mlp.gate.weight",
         f"{of_layer}mlp.shared_experts.up_proj.weight",
     ):
         assert types[name] == "BF16", name
     assert types[f"{of_layer}mlp.gate.e_score_correction_bias"] == "F32"
+    packed = {"packed": "I32", "scale": "BF16", "shape": "I32"}
+    assert {word: types[f"{of_layer}mlp.experts.7.down_proj.weight_{word}"] for word in packed} == packed
+
+
+def test_experts_stand_for_what_was_drawn_to_half_a_step() -> None:
+    """Read by the format's own library."""
+    values = torch.randn(48, 96, generator=torch.Generator().manual_seed(0))
+    packing, name = PackedExperts(torch.bfloat16), "model.layers.1.mlp.experts.0.up_proj.weight"
+    stored = packing.pack(name, values)
+    assert {key: (t.dtype, tuple(t.shape)) for key, t in stored.items()} == packing.written(name, (48, 96))
+    codes = unpack_from_int32(stored[f"{name}_packed"], 4, torch.Size(values.shape)).float()
+    scales = stored[f"{name}_scale"].float()
+    meant = codes.unflatten(1, (-1, 32)) * scales[..., None]
+    assert ((meant - values.unflatten(1, (-1, 32))).abs() <= 0.51 * scales[..., None]).all()
 
 
 def test_without_a_tokenizer_it_has_one_of_its_own_kind(tmp_path: Path) -> None:
@@ -82,6 +99,7 @@ def test_what_cannot_be_made_is_said(tmp_path: Path) -> None:
         (["llama", "new"], "no shape 'llama'"),
         (["kimi-k2.5", str(tmp_path)], "exists already"),
         (["kimi-k2.5", "new", "--dtype", "q4"], "dtype 'q4'"),
+        (["kimi-k2.5", "new", "--packing", "int3"], "no packing 'int3'"),
         (["kimi-k2.5", "new", "--size", "many"], "'many' is not a size"),
         (["kimi-k2.5", "new", "--size", "10K"], "larger --size"),
     ):

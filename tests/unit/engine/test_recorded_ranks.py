@@ -13,6 +13,7 @@ from firstlight.facts.description import ModelDescription
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.eagle3 import write_pair
 from support.engines import Harness
+from support.experts import description_of, kimi, write_experts
 from support.thread_ranks import ThreadRanks
 
 SIZES = {"max_batched_tokens": 64, "max_num_seqs": 8, "cpu_kernels": "native"}
@@ -21,6 +22,9 @@ MODELS: dict[str, ModelDescription] = {
         num_heads=9, num_kv_heads=3, attention_bias=True, output_bias=True, mlp_bias=True
     ),
     "tied, with norms of q and k": tiny_description("qwen3", tie_embeddings=True),
+    "latents, grouped experts": kimi(),
+    "experts of qwen3": description_of("qwen3_moe"),
+    "experts of mixtral": description_of("mixtral"),
 }
 TOKENS = [3 + (7 * n) % 40 for n in range(50)]
 PAGES = (0, 0, [1, 2, 3, 4])
@@ -32,7 +36,10 @@ PLANS = [
 
 @pytest.fixture(params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return write_hf_folder(tmp_path / "m", MODELS[request.param], random_weights(MODELS[request.param]))
+    description = MODELS[request.param]
+    if description.experts is not None:
+        return write_experts(tmp_path / "m", description)
+    return write_hf_folder(tmp_path / "m", description, random_weights(description))
 
 
 def test_the_states_that_a_drafter_gets_are_the_whole_sums(tmp_path: Path) -> None:
@@ -54,8 +61,9 @@ def test_recorded_equals_eager_and_one_rank(folder: Path, kv_dtype: str) -> None
     alone = Harness(folder, dtype="auto", kv_dtype=kv_dtype, **SIZES).started.runner
     ranks = ThreadRanks(folder, 2, kv_dtype=kv_dtype, **SIZES)
     recorded = [ranks.logits(plan) for plan in PLANS]
+    most = 1e-4 if kv_dtype == "auto" else 5e-3  # codes may round the other way
     for plan, logits in zip(PLANS, recorded, strict=True):
-        torch.testing.assert_close(logits, alone.run(plan), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits, alone.run(plan), rtol=most, atol=most)
     for rank in ranks.started:
         assert isinstance(rank.runner.replay, RecordedReplay)
         rank.runner._replay = EagerReplay(rank.runner._replay._model)

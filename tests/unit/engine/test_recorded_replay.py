@@ -26,7 +26,7 @@ MODELS: dict[str, ModelDescription] = {
     "latents": description_of("kimi_k2"),
     "a part of each head turns": description_of("minimax_m2"),
 }
-CALLED = ("kimi_k2", "minimax_m2")  # their attention is no operator of a program
+CALLED = ("minimax_m2",)  # its attention is no operator of a program
 TOKENS = [3 + (7 * n) % 40 for n in range(50)]
 
 

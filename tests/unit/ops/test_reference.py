@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from firstlight.ops.reference import GRAIN_ELEMENTS, ROW_TILE, ReferenceBackend
+from firstlight.ops.reference import ROW_TILE, ReferenceBackend
+from firstlight.ops.sigmoid import GRAIN_ELEMENTS
 from support.operators import FORMATS, matrix, random_values
 
 OPS = ReferenceBackend("test")

@@ -7,7 +7,7 @@ Invariant: a variant has the very weights of the drafter, but for what it is abo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from firstlight.drafter.target import Ends
 from firstlight.facts.description import RopeScaling
 from firstlight.models.eagle3 import Eagle3Drafter
+from firstlight.models.eagle3_latent import make_drafter
 
 IDS_LOWER, IDS_HIGHER = "ids-lower", "ids-higher"
 RESIDUAL, FEEDBACK, NORM_BEFORE_FC = "norm-before-residual", "feedback-norm", "norm-before-fc"
@@ -34,25 +35,35 @@ class Variant:
     is_offline: bool = True
 
 
-class _SkipsFc(Eagle3Drafter):
+def _without_fc(drafter: Eagle3Drafter) -> Eagle3Drafter:
     """Takes the late state as it is."""
 
-    def fuse(self, states_TCH: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
-        return states_TCH[:, -1].to(self.fc.weight.dtype)
+    def fuse(states_TCH: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+        return states_TCH[:, -1].to(drafter.fc.weight.dtype)
+
+    drafter.fuse = fuse  # type: ignore[method-assign]
+    return drafter
 
 
-class _DropsResidual(Eagle3Drafter):
+def _without_residual(drafter: Eagle3Drafter) -> Eagle3Drafter:
     """Adds nothing of the state to what attention gives."""
+    whole = drafter.finish
 
-    def finish(self, attended_TI: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
-        return super().finish(attended_TI, torch.zeros_like(residual_TH))
+    def finish(attended_TI: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        return whole(attended_TI, torch.zeros_like(residual_TH))
+
+    drafter.finish = finish  # type: ignore[method-assign]
+    return drafter
 
 
-class _SkipsFinalNorm(Eagle3Drafter):
+def _without_final_norm(drafter: Eagle3Drafter) -> Eagle3Drafter:
     """Gives the output to the head as it is."""
 
-    def logits(self, output_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
-        return self.lm_head(output_TH)
+    def logits(output_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        return drafter.lm_head(output_TH)
+
+    drafter.logits = logits  # type: ignore[method-assign]
+    return drafter
 
 
 def config_variants(
@@ -71,7 +82,7 @@ def config_variants(
     )
     for key, flag in flags:
         value = not getattr(config, flag)
-        yield Variant(key, f"{flag} {str(value).lower()}", copy(drafter, Eagle3Drafter, **{flag: value}))
+        yield Variant(key, f"{flag} {str(value).lower()}", copy(drafter, **{flag: value}))
     for scaling, whose in ((rope, "the target's"), (RopeScaling(), "no")):
         if scaling != config.rope_scaling:
             yield Variant(ROPE, f"{whose} rotary scaling", copy(drafter, rope_scaling=scaling))
@@ -92,20 +103,15 @@ def engine_variants(drafter: Eagle3Drafter) -> Iterator[Variant]:
     """What only an engine does."""
     config = drafter.config
     if config.hidden_size == config.target_hidden_size:
-        yield Variant(NO_FC, "fc left out", copy(drafter, kind=_SkipsFc), is_offline=False)
-    yield Variant(
-        NO_RESIDUAL, "no residual around attention", copy(drafter, kind=_DropsResidual), is_offline=False
-    )
-    yield Variant(NO_NORM, "no norm before the head", copy(drafter, kind=_SkipsFinalNorm), is_offline=False)
+        yield Variant(NO_FC, "fc left out", _without_fc(copy(drafter)), is_offline=False)
+    bare = _without_residual(copy(drafter))
+    yield Variant(NO_RESIDUAL, "no residual around attention", bare, is_offline=False)
+    yield Variant(NO_NORM, "no norm before the head", _without_final_norm(copy(drafter)), is_offline=False)
 
 
-def copy(
-    drafter: Eagle3Drafter,
-    kind: Callable[..., Eagle3Drafter] = Eagle3Drafter,
-    **changes: Any,
-) -> Eagle3Drafter:
+def copy(drafter: Eagle3Drafter, **changes: Any) -> Eagle3Drafter:
     """The same weights in another configuration; a norm that they lack has weights of 1."""
-    made = kind(msgspec.structs.replace(drafter.config, **changes), drafter.embedding_VH)
+    made = make_drafter(msgspec.structs.replace(drafter.config, **changes), drafter.embedding_VH)
     wanted = made.state_dict()
     made.load_state_dict({**wanted, **{n: v for n, v in drafter.state_dict().items() if n in wanted}})
     made.target_ids_R.copy_(drafter.target_ids_R)

@@ -19,6 +19,7 @@ from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import StoredMatrix, stack
 from firstlight.ops.contract import GROUPED, MatrixKind
+from firstlight.ops.groups import GroupedLinearOp
 from firstlight.quant.weight import Weight
 
 
@@ -34,6 +35,11 @@ class GroupedLinear:
         for group, parts in enumerate(groups):
             for part in parts:
                 declare.want(part, partial(self._take, group, part))
+
+    @property
+    def operator(self) -> GroupedLinearOp:
+        """The resident operator."""
+        return self._op
 
     def __call__(self, x_RI: torch.Tensor, starts_G1: torch.Tensor) -> torch.Tensor:
         """See `contract.GroupedLinearOp`."""

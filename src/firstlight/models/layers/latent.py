@@ -12,6 +12,7 @@ values of a head, U values of a head that do not turn, D = U + R, V values of a 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from firstlight.models.batch import ForwardBatch, OwnRows
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.expanding import Expanding
 from firstlight.models.layers.linear import Linear, Part, Vector
-from firstlight.ops.contract import Tape
+from firstlight.ops.contract import LatentRows, Tape
 from firstlight.ops.kv_rows import pack
 from firstlight.ops.step_clock import Kind
 
@@ -103,8 +104,19 @@ class LatentAttention:
         return self._expanding.values(ops.attend(query, rows, rows, batch.attention))
 
     def record(self, tape: Tape, x: Any) -> None:
-        """Between programs, operator by operator."""
-        tape.add_called(self, x)
+        """Takes down `__call__` with the addition to the residual stream."""
+        sizes = self._sizes
+        entry = sizes.latent_size + sizes.rope_size
+        inputs = tape.product(self._inputs.operators, x, None, "latents")
+        queries = inputs[:, : inputs.shape[1] - entry]
+        if sizes.query_rank is not None:
+            narrow = tape.norm_of(queries, self._query_norm.values, LATENT_EPS, "latents of queries")
+            queries = tape.product(self._queries.operators, narrow, None, "queries")
+        expanding = self._expanding
+        rows = LatentRows(queries, inputs[:, -entry:], sizes, expanding.keys, expanding.values)
+        attended = tape.attend_latents(rows, self._layer, (self._norm.values, LATENT_EPS))
+        reduce = partial(self._group.all_reduce, self._name) if self._group.size > 1 else None
+        tape.add_product(self._out.operators, attended, None, reduce)
 
     def _plain(self, queries_TND: torch.Tensor, row_TL: torch.Tensor, own: OwnRows) -> torch.Tensor:  # noqa: N803
         """[T, N, V] of rows that attend to rows of this step only."""

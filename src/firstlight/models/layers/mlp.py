@@ -54,6 +54,11 @@ class GatedMlp:
         gate_up = self._gate_up(x_TH)
         return self._down(self._group.clock.run(Kind.OTHER, self._ops.gated_silu, gate_up))
 
+    def record_share(self, tape: Tape, share: torch.Tensor, x: Any) -> None:
+        """Takes down `share`, which is added to another one."""
+        gate_up = tape.product(self._gate_up.operators, x, self._gate_up.bias, "shared gate_up")
+        tape.add_to_share(share, self._down.operators, tape.gated_silu(gate_up, "shared inner"))
+
     def record(self, tape: Tape, x: Any) -> None:
         """Takes down `__call__` with the addition to the residual stream."""
         gate_up = tape.product(self._gate_up.operators, x, self._gate_up.bias, "gate_up")

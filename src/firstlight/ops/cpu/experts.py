@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from firstlight.ops.cpu.library import EXPERTS, QUANTIZE, Codes, Op, Pool, Step, address
+from firstlight.ops.cpu.library import EXPERTS, HEADS, QUANTIZE, Codes, Op, Pool, Step, address
 from firstlight.ops.cpu.packed import LAYOUTS, Arena, number_of, pack, packed_bytes
 from firstlight.ops.matrix import Matrix
 
@@ -30,6 +30,19 @@ class NativeExperts:
     def num_bytes(self) -> int:
         return self.packed.numel()
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs of each."""
+        assert self._kind is not None, "asked for before the weights are there"
+        outputs, inputs = self._kind[1]
+        return outputs, inputs
+
+    @property
+    def takes_codes(self) -> bool:
+        """Whether the input is needed as 8-bit codes, and not as floats."""
+        assert self._kind is not None, "asked for before the weights are there"
+        return LAYOUTS[self._number].dtype is None
+
     def put(self, group: int, weight: Matrix) -> None:
         kind = (weight.format, tuple(weight.shape))
         each = packed_bytes(*kind)
@@ -40,18 +53,29 @@ class NativeExperts:
         pack(weight, self.packed[group * each : (group + 1) * each], self._pool)
 
     def __call__(self, x_RI: torch.Tensor, starts_G1: torch.Tensor) -> torch.Tensor:
-        assert self._kind is not None, "a product before the weights are there"
-        outputs, inputs = self._kind[1]
+        outputs, inputs = self.shape
         x = x_RI.float().contiguous()
         starts = starts_G1.to(torch.int64).contiguous()
         assert len(starts) == self.num_experts + 1, "each expert's start, and the end"
         out = torch.empty(len(x), outputs)
-        ops, codes = [], None
-        if LAYOUTS[self._number].dtype is None:
-            codes = Codes(len(x), inputs)
-            ops.append(Op(QUANTIZE, n=(inputs,), p=(address(x), codes.address)))
-        places = (address(self.packed), codes and codes.address, address(x), address(out), None)
-        sizes = (self._number, outputs, inputs, out.stride(0), self.num_experts)
-        ops.append(Op(EXPERTS, n=sizes, p=(*places, address(starts))))
-        self._pool.run(ops, Step(num_rows=len(x)))
+        ops: list[Op] = []
+        rows: Codes | torch.Tensor = x
+        if self.takes_codes:
+            rows = Codes(len(x), inputs)
+            ops.append(Op(QUANTIZE, n=(inputs,), p=(address(x), rows.address)))
+        self._pool.run([*ops, self.op(rows, out, starts)], Step(num_rows=len(x)))
         return out
+
+    def op(self, x: Codes | torch.Tensor, out: torch.Tensor, starts_G1: torch.Tensor) -> Op:
+        """The product as an operator of a program; rows as codes where `takes_codes` says so."""
+        places = (*self._places(x, out), None, address(starts_G1))
+        return Op(EXPERTS, n=(self._number, *self.shape, out.stride(0), self.num_experts), p=places)
+
+    def head_op(self, x: Codes | torch.Tensor, out_TNO: torch.Tensor) -> Op:
+        """The same of heads that every row goes to: from rows head by head to [T, N, O], or a part of it."""
+        sizes = (self._number, *self.shape, out_TNO.stride(0), self.num_experts, out_TNO.stride(1))
+        return Op(HEADS, n=sizes, p=self._places(x, out_TNO))
+
+    def _places(self, x: Codes | torch.Tensor, out: torch.Tensor) -> tuple[int | None, ...]:
+        codes, floats = (x.address, None) if isinstance(x, Codes) else (None, address(x))
+        return address(self.packed), codes, floats, address(out)

@@ -25,8 +25,9 @@ from firstlight.ops.cpu.build import COMPILE_LIMIT_S, SOURCES, BuildError, compi
 
 EMBED, NORM, QUANTIZE, LINEAR, SILU, TURN_AND_WRITE, ATTEND, LARGEST, READ, MULTIPLY = range(10)
 TOP, EXPERTS, PACK, COPY = range(10, 14)
-NUM_OPERATORS = 14
-ADD_TO_OUTPUT, LOGIT_ROWS, TO_SLOTS = 1, 2, 4
+CHOOSE, SORT, GATHER, COMBINE, LATENT, BY_HEAD, HEADS = range(14, 21)
+NUM_OPERATORS = 21
+ADD_TO_OUTPUT, LOGIT_ROWS, TO_SLOTS, EACH = 1, 2, 4, 8
 KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.int8: 2}  # `KVType` in `native/program.h`
 INSTRUCTION_SETS = {4: "AVX-512", 2: "AVX2", 1: "portable"}
 PORTABLE = 1

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from firstlight.facts.description import Experts
 from firstlight.ops.contract import AttentionShape, LinearOp, MatrixKind, StepRows
+from firstlight.ops.cpu.expert_layer import NativeExpertLayer
 from firstlight.ops.cpu.experts import NativeExperts
 from firstlight.ops.cpu.library import ATTEND, INSTRUCTION_SETS, KV_TYPES, NORM, SILU, Op, Pool, Step, address
 from firstlight.ops.cpu.packed import LAYOUTS, Arena, NativeLinear, number_of, pack, packed_bytes
 from firstlight.ops.cpu.some_outputs import copy_outputs
-from firstlight.ops.groups import HeadsOp
+from firstlight.ops.groups import ExpertLayerOp, GroupedLinearOp, HeadsOp
 from firstlight.ops.heads import HeadsByGroup
 from firstlight.ops.kv_rows import chosen
 from firstlight.ops.matrix import Matrix
@@ -129,6 +131,13 @@ class NativeBackend:
 
     def grouped_linear(self, num_groups: int) -> NativeExperts:
         return NativeExperts(self.pool, num_groups, self._arena)
+
+    def expert_layer(
+        self, rule: Experts, own: range, gate_up: GroupedLinearOp, down: GroupedLinearOp
+    ) -> ExpertLayerOp:
+        assert isinstance(gate_up, NativeExperts), "a backend takes its own operators"
+        assert isinstance(down, NativeExperts), "a backend takes its own operators"
+        return NativeExpertLayer(self.pool, rule, own, gate_up, down)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         if weight_H.dim() > 1:  # a weight for each head

@@ -8,14 +8,27 @@ from __future__ import annotations
 
 import ctypes
 
-from firstlight.ops.cpu.library import ATTEND, EXPERTS, LINEAR, NUM_OPERATORS, TURN_AND_WRITE, Pool
+from firstlight.ops.cpu.library import (
+    ATTEND,
+    BY_HEAD,
+    CHOOSE,
+    COMBINE,
+    EXPERTS,
+    GATHER,
+    HEADS,
+    LATENT,
+    LINEAR,
+    NUM_OPERATORS,
+    SORT,
+    TURN_AND_WRITE,
+    Pool,
+)
 from firstlight.ops.step_clock import Kind
 
 _KINDS = {
     LINEAR: Kind.MATRICES,
-    EXPERTS: Kind.EXPERTS,
-    ATTEND: Kind.ATTENTION,
-    TURN_AND_WRITE: Kind.ATTENTION,
+    **dict.fromkeys((EXPERTS, CHOOSE, SORT, GATHER, COMBINE), Kind.EXPERTS),
+    **dict.fromkeys((ATTEND, TURN_AND_WRITE, LATENT, BY_HEAD, HEADS), Kind.ATTENTION),
 }
 
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from firstlight.base.blackbox.layout import NUMBER_BITS
-from firstlight.ops.contract import AttentionShape, Collective
+from firstlight.ops.contract import AttentionShape, Collective, LatentRows
+from firstlight.ops.cpu.expert_layer import NativeExpertLayer, Room
+from firstlight.ops.cpu.latent import latent_ops
 from firstlight.ops.cpu.library import (
     ADD_TO_OUTPUT,
     COPY,
@@ -35,27 +36,7 @@ from firstlight.ops.cpu.library import (
 )
 from firstlight.ops.cpu.native_backend import NativeBackend, attention_op
 from firstlight.ops.cpu.packed import NativeLinear
-
-
-@dataclass
-class Activation:
-    """The output of a recorded operator. It gets floats, codes or both, as its readers ask for them."""
-
-    op: Op
-    width: int
-    floats_place: int  # where the operator takes the address of its float output
-    codes_place: int
-    name: str
-    of_logit_rows: bool = False
-
-
-@dataclass
-class Part:
-    """Operators that one call runs, and what PyTorch then does, given the number of rows."""
-
-    ops: list[Op] = field(default_factory=list)
-    then: Callable[[int], object] | None = None
-    program: ctypes.Array[Op] | None = None
+from firstlight.ops.cpu.tape_buffers import Activation, Buffers, Part
 
 
 class NativeTape:
@@ -84,8 +65,9 @@ class NativeTape:
         self._parts = [Part()]
         self._layer = 0
         self._name = name
-        self._floats: dict[str, torch.Tensor] = {}
-        self._codes: dict[str, Codes] = {}
+        self._buffers = Buffers(max_rows)
+        self._of_experts: Room | None = None
+        self._kept: list[torch.Tensor] = []  # that programs have the addresses of, and nobody else holds
         self._embedding: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._head: Op | None = None
         self._logits = torch.empty(0, 0)
@@ -118,7 +100,7 @@ class NativeTape:
         self, weights: Sequence[Any], x: Activation, bias: torch.Tensor | None, name: str
     ) -> torch.Tensor:
         width = sum(weight.shape[0] for weight in weights)
-        out = self._room(name, width)
+        out = self._buffers.floats(name, width)
         self._multiply(weights, x, bias, out)
         return out
 
@@ -128,9 +110,42 @@ class NativeTape:
         if reduce is None:
             self._multiply(weights, x, bias, self.residual, ADD_TO_OUTPUT)
             return
-        share = self._room("share of a sum", self.residual.shape[1])
+        share = self._share
         self._multiply(weights, x, None, share)
+        self._collect(share, reduce, bias)
 
+    def experts(
+        self,
+        layer: Any,
+        scores: torch.Tensor,
+        bias_E: torch.Tensor | None,  # noqa: N803 - shape suffix
+        x: Activation,
+    ) -> torch.Tensor:
+        assert isinstance(layer, NativeExpertLayer), "a tape takes the experts of its own backend"
+        room = self._of_experts = self._of_experts or layer.room(self.max_rows)
+        rows = self._codes_of(x) if layer.takes_codes else self._floats_of(x)
+        recorded = layer.record(rows, scores, bias_E, self._share, room)
+        self._kept.append(recorded.starts)
+        for op in recorded.ops:
+            self._append(op, "experts")
+        return self._share
+
+    def add_to_share(self, share: torch.Tensor, weights: Sequence[Any], x: Activation) -> None:
+        self._multiply(weights, x, None, share, ADD_TO_OUTPUT)
+
+    def add_share(self, share: torch.Tensor, reduce: Collective | None) -> None:
+        if reduce is not None:
+            self._collect(share, reduce, None)
+            return
+        sizes = (share.shape[1], self.residual.shape[1])
+        places = (address(share), address(self.residual))
+        self._append(Op(COPY, ADD_TO_OUTPUT, n=sizes, p=places), "sum of experts")
+
+    @property
+    def _share(self) -> torch.Tensor:
+        return self._buffers.floats("share of a sum", self.residual.shape[1])
+
+    def _collect(self, share: torch.Tensor, reduce: Collective, bias: torch.Tensor | None) -> None:
         def collect(num_rows: int) -> None:
             whole = reduce(share[:num_rows])
             self.residual[:num_rows] += whole if bias is None else whole + bias
@@ -152,11 +167,24 @@ class NativeTape:
         self._head = self._parts[-1].ops[-1]
         self._gather = gather
 
-    def gated_silu(self, gate_up: torch.Tensor) -> Activation:
+    def gated_silu(self, gate_up: torch.Tensor, name: str = "inner") -> Activation:
         width = gate_up.shape[1] // 2
         op = Op(SILU, n=(width,), p=(address(gate_up),))
         self._append(op, "gate")
-        return Activation(op, width, 1, 2, "inner")
+        return Activation(op, width, 1, 2, name)
+
+    def norm_of(self, x: torch.Tensor, weight_H: torch.Tensor, eps: float, name: str) -> Activation:
+        width = len(weight_H)
+        op = Op(NORM, n=(width, 0, x.stride(0)), p=(address(x), address(weight_H)))
+        op.f[0] = eps
+        self._append(op, "norm")
+        return Activation(op, width, 2, 3, name)
+
+    def attend_latents(self, rows: LatentRows, layer: int, norm: tuple[torch.Tensor, float]) -> Activation:
+        recorded = latent_ops(rows, norm, self._keys[layer], self._shape, self._buffers)
+        for name, op in recorded.named:
+            self._append(op, name)
+        return Activation(op, recorded.attended.shape[1], 3, 4, "attended", floats=recorded.attended)
 
     def attend(
         self, qkv: torch.Tensor, layer: int, norms: tuple[torch.Tensor | None, ...], eps: float
@@ -242,34 +270,29 @@ class NativeTape:
         """Codes of inputs in the order that a weight wants; between two programs, for few files need it."""
         assert not x.of_logit_rows, "the output head has its columns in place"
         floats, name = self._floats_of(x), f"{x.name} in another order"
-        room = self._room(name, x.width)
+        room = self._buffers.floats(name, x.width)
 
         def put(num_rows: int) -> None:
             torch.index_select(floats[:num_rows], 1, order, out=room[:num_rows])
 
         self._then(put)
-        codes = self._codes.setdefault(name, Codes(self.max_rows, x.width))
-        assert codes.width == x.width, f"the width of {x.name} differs between layers"
+        codes = self._buffers.codes(name, x.width)
         self._append(Op(QUANTIZE, n=(x.width,), p=(address(room), codes.address)), "order")
         return codes
 
-    def _room(self, name: str, width: int) -> torch.Tensor:
-        if name not in self._floats:
-            self._floats[name] = torch.zeros(self.max_rows, width)
-        assert self._floats[name].shape[1] == width, f"the width of {name} differs between layers"
-        return self._floats[name]
-
     def _floats_of(self, x: Activation) -> torch.Tensor:
-        room = self._room(x.name, x.width)
+        if x.floats is not None:
+            return x.floats
+        room = self._buffers.floats(x.name, x.width)
         x.op.p[x.floats_place] = address(room)
         return room
 
     def _codes_of(self, x: Activation) -> Codes:
-        if x.name not in self._codes:
-            self._codes[x.name] = Codes(self.max_rows, x.width)
-        codes = self._codes[x.name]
-        assert codes.width == x.width, f"the width of {x.name} differs between layers"
-        x.op.p[x.codes_place] = codes.address
+        codes = self._buffers.codes(x.name, x.width)
+        if x.floats is None:
+            x.op.p[x.codes_place] = codes.address
+        else:
+            self._append(Op(QUANTIZE, n=(x.width,), p=(address(x.floats), codes.address)), "codes")
         return codes
 
 

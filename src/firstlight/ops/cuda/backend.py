@@ -15,10 +15,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.base.errors import ResourceError, UnsupportedError
+from firstlight.facts.description import Experts
 from firstlight.ops import padded_attention
 from firstlight.ops.contract import GROUPED, ROUTER, AttentionShape, LinearOp, MatrixKind, StepRows
+from firstlight.ops.expert_layer import SortedExperts
 from firstlight.ops.grouped import GroupByGroup
-from firstlight.ops.groups import GroupedLinearOp, HeadsOp
+from firstlight.ops.groups import ExpertLayerOp, GroupedLinearOp, HeadsOp
 from firstlight.ops.heads import HeadsByBatch
 from firstlight.ops.kv_rows import name_of, refused
 from firstlight.ops.matrix import Matrix
@@ -96,6 +98,11 @@ class CudaBackend:
 
     def grouped_linear(self, num_groups: int) -> GroupedLinearOp:
         return GroupByGroup(num_groups, partial(self.linear, role=GROUPED))
+
+    def expert_layer(
+        self, rule: Experts, own: range, gate_up: GroupedLinearOp, down: GroupedLinearOp
+    ) -> ExpertLayerOp:
+        return SortedExperts(rule, own, gate_up, down, self.gated_silu)
 
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         return HeadsByBatch(weights, self.key_dtype, self.device)

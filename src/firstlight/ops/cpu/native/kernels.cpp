@@ -3,8 +3,10 @@
 // An operator falls into pieces, which the threads of the pool share out; see `Kernels`.
 #include "attention.h"
 #include "choose.h"
+#include "experts.h"
 #include "formats.h"
 #include "kv.h"
+#include "latent.h"
 #include "linear.h"
 #include "product.h"
 #include "program.h"
@@ -12,7 +14,7 @@
 #include "simd.h"
 
 static inline int64_t num_rows(const Op& op, const Context& c) {
-    return op.flags & LOGIT_ROWS ? c.step->num_logits : c.step->num_rows;
+    return (op.flags & LOGIT_ROWS ? c.step->num_logits : c.step->num_rows) * (op.flags & EACH ? op.n[7] : 1);
 }
 
 static inline int64_t rows_of_piece(const Op& op, const Context& c) {
@@ -80,7 +82,9 @@ static int64_t num_pieces(const Op& op, const Context& c) {
             Pieces p = pieces_of(op, num_rows(op, c), c.worker->num_threads);
             return p.across * p.down;
         }
-        case OP_EXPERTS: return num_expert_pieces(op, c.worker->num_threads);
+        case OP_EXPERTS:
+        case OP_HEADS: return num_expert_pieces(op, c.worker->num_threads);
+        case OP_SORT: return 1;
         case OP_ATTEND: return c.num_blocks * op.n[1] * (c.num_parts ? c.num_parts : 1);
         case OP_READ:
         case OP_MULTIPLY: return c.worker->num_threads;
@@ -99,7 +103,7 @@ static void run_piece(const Op& op, const Context& c, int64_t piece) {
             return each_row(op, c, piece, [&](int64_t row) {
                 int64_t from = op.flags & LOGIT_ROWS && op.n[1] ? c.step->logit_rows[row] : row, width = op.n[0];
                 float* out = op.p[2] ? (float*)op.p[2] + row * width : (float*)c.worker->scratch;
-                norm_row((const float*)op.p[0] + from * width, (const float*)op.p[1], width, op.f[0], out);
+                norm_row((const float*)op.p[0] + from * (op.n[2] ? op.n[2] : width), (const float*)op.p[1], width, op.f[0], out);
                 if (op.p[3]) quantize_row(out, row, width, *(const Quantized*)op.p[3]);
             });
         case OP_QUANTIZE:
@@ -107,7 +111,19 @@ static void run_piece(const Op& op, const Context& c, int64_t piece) {
                 quantize_row((const float*)op.p[0] + row * op.n[0], row, op.n[0], *(const Quantized*)op.p[1]);
             });
         case OP_LINEAR: return linear(op, num_rows(op, c), c.worker->num_threads, piece);
-        case OP_EXPERTS: return multiply_expert(op, c.worker->num_threads, piece);
+        case OP_EXPERTS:
+        case OP_HEADS: return multiply_expert(op, c.step->num_rows, c.worker->num_threads, piece);
+        case OP_CHOOSE:
+            return each_row(op, c, piece, [&](int64_t row) { choose_experts(op, row, c.worker->scratch); });
+        case OP_SORT: return sort_by_expert(op, c.step->num_rows);
+        case OP_GATHER:
+            return each_row(op, c, piece, [&](int64_t row) {
+                int64_t bytes = op.n[0], from = ((const int64_t*)op.p[2])[row] / op.n[7];
+                memcpy((char*)op.p[1] + row * bytes, (const char*)op.p[0] + from * bytes, (size_t)bytes);
+            });
+        case OP_COMBINE: return each_row(op, c, piece, [&](int64_t row) { combine_experts(op, row); });
+        case OP_LATENT: return each_row(op, c, piece, [&](int64_t row) { turn_latents(op, c, row); });
+        case OP_BY_HEAD: return each_row(op, c, piece, [&](int64_t row) { head_by_head(op, row, c.step->num_rows); });
         case OP_SILU:
             return each_row(op, c, piece, [&](int64_t row) {
                 int64_t width = op.n[0];
@@ -138,6 +154,8 @@ static void run_piece(const Op& op, const Context& c, int64_t piece) {
         case OP_COPY:
             return each_row(op, c, piece, [&](int64_t row) {
                 int64_t to = op.flags & TO_SLOTS ? c.step->write_slots[row] : row;
+                if (op.flags & ADD_TO_OUTPUT)
+                    return add_row((const float*)op.p[0] + row * op.n[0], op.n[0], (float*)op.p[1] + to * op.n[1]);
                 memcpy((float*)op.p[1] + to * op.n[1], (const float*)op.p[0] + row * op.n[0], (size_t)op.n[0] * 4);
             });
         case OP_READ: return measure_read(op, c, piece);

@@ -16,11 +16,13 @@ struct Product {
     const Op& op;
     const uint8_t* weights;
     int64_t first_row, end_row;
+    float* out;  // of the first row
 };
 
-static inline void put(const Op& op, int64_t row, int64_t tile, f8 sums) {
+static inline void put(const Product& product, int64_t row, int64_t tile, f8 sums) {
+    const Op& op = product.op;
     int64_t width = op.n[1], first = tile * TILE;
-    float* out = (float*)op.p[3] + row * op.n[3] + first;
+    float* out = product.out + (row - product.first_row) * op.n[3] + first;
     const float* bias = (const float*)op.p[4];
     bool adds = op.flags & ADD_TO_OUTPUT;
     if (first + TILE <= width) {
@@ -54,7 +56,7 @@ static void rows_of_tiles(const Product& product, int64_t tile, int64_t apart, i
         multiply_plain<FORMAT, R>(weights, num_inputs, (const float*)op.p[2] + row * num_inputs, sums);
     }
     for (int r = 0; r < R; r++)
-        for (int t = 0; t < T; t++) put(op, row + r, tile + t * apart, sums[r][t]);
+        for (int t = 0; t < T; t++) put(product, row + r, tile + t * apart, sums[r][t]);
 }
 
 template <int32_t FORMAT, int T>
@@ -138,12 +140,13 @@ static inline void linear(const Op& op, int64_t num_rows, int num_threads, int64
     int64_t first_row = piece / p.across * BLOCK_ROWS, first = piece % p.across * p.size;
     int64_t end_row = first_row + BLOCK_ROWS < num_rows ? first_row + BLOCK_ROWS : num_rows;
     int64_t end = first + p.size < p.num_tiles ? first + p.size : p.num_tiles;
-    multiply_any({op, (const uint8_t*)op.p[0], first_row, end_row}, first, end);
+    multiply_any({op, (const uint8_t*)op.p[0], first_row, end_row, (float*)op.p[3] + first_row * op.n[3]}, first, end);
 }
 
 // --- products with the weights of experts: n[4] of them, one after the other; p[5] says where the rows of each begin ---
 
 static inline int64_t num_touched(const Op& op) {
+    if (op.kind == OP_HEADS) return op.n[4];
     const int64_t* starts = (const int64_t*)op.p[5];
     int64_t touched = 0;
     for (int64_t e = 0; e < op.n[4]; e++) touched += starts[e + 1] > starts[e];
@@ -154,14 +157,21 @@ static inline int64_t num_expert_pieces(const Op& op, int num_threads) {
     return num_touched(op) * pieces_of(op, 1, num_threads).across;
 }
 
-// A piece is a part of the outputs of one expert that has rows, for all of them.
-static inline void multiply_expert(const Op& op, int num_threads, int64_t piece) {
+// A piece is a part of the outputs of one expert that has rows, for all of them. Of OP_HEADS every row goes to every head;
+// n[5]: how far the heads of an output row are apart.
+static inline void multiply_expert(const Op& op, int64_t num_rows, int num_threads, int64_t piece) {
     Pieces p = pieces_of(op, 1, num_threads);
-    const int64_t* starts = (const int64_t*)op.p[5];
-    int64_t expert = 0;
-    for (int64_t before = piece / p.across; starts[expert + 1] <= starts[expert] || before-- > 0;) expert++;
+    int64_t expert = piece / p.across, start = expert * num_rows, end_row = start + num_rows;
+    float* out = (float*)op.p[3] + expert * op.n[5];
+    if (op.kind != OP_HEADS) {
+        const int64_t* starts = (const int64_t*)op.p[5];
+        int64_t before = expert;
+        for (expert = 0; starts[expert + 1] <= starts[expert] || before-- > 0;) expert++;
+        start = starts[expert], end_row = starts[expert + 1];
+        out = (float*)op.p[3] + start * op.n[3];
+    }
     int64_t first = piece % p.across * p.size, end = first + p.size < p.num_tiles ? first + p.size : p.num_tiles;
     int64_t expert_bytes = p.num_tiles * tile_bytes_of((int32_t)op.n[0], op.n[2]);
     const uint8_t* weights = (const uint8_t*)op.p[0] + expert * expert_bytes;
-    multiply_any({op, weights, starts[expert], starts[expert + 1]}, first, end);
+    multiply_any({op, weights, start, end_row, out}, first, end);
 }

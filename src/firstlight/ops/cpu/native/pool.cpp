@@ -17,6 +17,7 @@
 
 #include "attention.h"
 #include "choose.h"
+#include "experts.h"
 #include "program.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -176,6 +177,8 @@ size_t scratch_bytes(const Op* ops, int64_t num_ops) {
         size_t bytes = 0;
         if (ops[i].kind == OP_ATTEND) bytes = attention_scratch_floats(heads_of(ops[i])) * 4;
         if (ops[i].kind == OP_TOP) bytes = top_scratch_bytes(ops[i].n[1]);
+        if (ops[i].kind == OP_CHOOSE) bytes = routing_scratch_bytes(ops[i].n[0]);
+        if (ops[i].kind == OP_LATENT) bytes = (size_t)(ops[i].n[2] + ops[i].n[3]) * 4;
         if (ops[i].kind == OP_NORM || ops[i].kind == OP_SILU) bytes = (size_t)ops[i].n[0] * 4;
         if (bytes > most) most = bytes;
     }

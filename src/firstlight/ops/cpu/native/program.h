@@ -21,7 +21,14 @@ enum Kind : int32_t {
     OP_TOP = 10,     // the first so many of a row
     OP_EXPERTS = 11,  // products of rows, sorted by expert, with the weights of their experts
     OP_PACK = 12,     // a file's blocks into tiles; the rows of its step are tiles
-    OP_COPY = 13      // rows into wider rows, or to the step's slots
+    OP_COPY = 13,     // rows into wider rows, or to the step's slots
+    OP_CHOOSE = 14,   // the experts of each row; see `experts.h`
+    OP_SORT = 15,     // rows by expert
+    OP_GATHER = 16,   // rows in that order
+    OP_COMBINE = 17,  // the weighed sum of what a row's experts gave
+    OP_LATENT = 18,   // see `latent.h`
+    OP_BY_HEAD = 19,
+    OP_HEADS = 20     // products of rows, head by head, with the weights of heads
 };
 
 // See `formats.h`.
@@ -42,7 +49,8 @@ enum Format : int32_t {
 // How the pages hold keys and values; see `kv.h`.
 enum KVType : int64_t { KV_HALF = 0, KV_BFLOAT = 1, KV_CODES = 2 };
 
-enum Flag : int32_t { ADD_TO_OUTPUT = 1, LOGIT_ROWS = 2, TO_SLOTS = 4 };
+// EACH: n[7] rows for each of the step's.
+enum Flag : int32_t { ADD_TO_OUTPUT = 1, LOGIT_ROWS = 2, TO_SLOTS = 4, EACH = 8 };
 
 constexpr int TILE = 8;
 constexpr int GROUP = 32;

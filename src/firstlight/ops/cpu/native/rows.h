@@ -116,6 +116,12 @@ static inline void norm_row(const float* x, const float* weight, int64_t width, 
     for (; i < width; i++) out[i] = x[i] * scale * weight[i];
 }
 
+static inline void add_row(const float* x, int64_t width, float* out) {
+    int64_t i = 0;
+    for (; i + 8 <= width; i += 8) store(out + i, load(out + i) + load(x + i));
+    for (; i < width; i++) out[i] += x[i];
+}
+
 static inline f8 silu8(f8 gate) { return gate / (exp8(-gate) + 1.0f); }
 
 static inline void gate_row(const float* gate, const float* up, int64_t width, float* out) {

@@ -1,0 +1,58 @@
+"""A layer's experts, operator by operator: tokens sorted by expert, one product for each that has some.
+
+What backends without an operator of their own give for `Backend.expert_layer`, and the meaning of correct.
+Invariant: what a row gets depends on that row alone, with operators that are row-invariant.
+
+Shapes: T tokens, H hidden, E experts, K chosen ones, R rows of the products = T * K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from firstlight.facts.description import Experts
+from firstlight.ops.groups import GroupedLinearOp
+from firstlight.ops.routing import choose_experts
+
+
+class SortedExperts:
+    """See `groups.ExpertLayerOp`. `own`: this rank's experts; those of others give nothing here."""
+
+    def __init__(
+        self,
+        rule: Experts,
+        own: range,
+        gate_up: GroupedLinearOp,
+        down: GroupedLinearOp,
+        gated_silu: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._rule, self._own, self._gated_silu = rule, own, gated_silu
+        self._gate_up, self._down = gate_up, down
+
+    def __call__(
+        self,
+        x_TH: torch.Tensor,
+        scores_TE: torch.Tensor,  # noqa: N803 - shape suffix
+        bias_E: torch.Tensor | None,  # noqa: N803
+    ) -> torch.Tensor:
+        chosen_TK, weights_TK = choose_experts(scores_TE, bias_E, self._rule)  # noqa: N806
+        num_tokens, num_chosen = chosen_TK.shape
+        order_R = chosen_TK.flatten().argsort(stable=True)  # noqa: N806
+        counts_E = chosen_TK.flatten().bincount(minlength=self._rule.num)  # noqa: N806
+        starts = torch.nn.functional.pad(counts_E.cumsum(0), (1, 0)).cpu()
+        starts = starts[self._own.start : self._own.stop + 1]
+        own_R = order_R[starts[0] : starts[-1]]  # noqa: N806 - those of this rank's experts
+        out_RH = torch.zeros(len(order_R), x_TH.shape[1], device=x_TH.device)  # noqa: N806
+        if len(own_R):
+            starts = starts - starts[0]
+            x_RH = x_TH.index_select(0, own_R // num_chosen)  # noqa: N806
+            inner_RI = self._gated_silu(self._gate_up(x_RH, starts))  # noqa: N806
+            out_RH[own_R] = self._down(inner_RI, starts).float()
+        out_TKH = out_RH.view(num_tokens, num_chosen, -1)  # noqa: N806
+        # One after the other: a sum over a dimension may take another order for another number of tokens.
+        out_TH = out_TKH[:, 0] * weights_TK[:, :1]  # noqa: N806
+        for place in range(1, num_chosen):
+            out_TH = out_TH + out_TKH[:, place] * weights_TK[:, place : place + 1]  # noqa: N806
+        return out_TH
