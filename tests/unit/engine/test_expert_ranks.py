@@ -17,7 +17,11 @@ from firstlight.base.errors import UsageError
 from firstlight.engine.plan import StepPlan
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.loading.fit import require_fit
-from firstlight.models.layers import moe
+from firstlight.models.declare import Declaration
+from firstlight.models.registry import find
+from firstlight.ops import expert_layer
+from firstlight.ops.collectives import Group
+from firstlight.ops.reference import ReferenceBackend
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.engines import Harness
 from support.experts import GROUPED, description_of, kimi, write_experts
@@ -41,14 +45,14 @@ PLANS = [
 def routes(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """Every choice of experts that is made from now on, on any rank."""
     made: list[torch.Tensor] = []
-    choose = moe.choose_experts
+    choose = expert_layer.choose_experts
 
     def choose_and_keep(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         chosen, weights = choose(*arguments)
         made.append(torch.cat((chosen.float(), weights), 1))
         return chosen, weights
 
-    monkeypatch.setattr(moe, "choose_experts", choose_and_keep)
+    monkeypatch.setattr(expert_layer, "choose_experts", choose_and_keep)
     return made
 
 
@@ -79,14 +83,17 @@ def test_several_ranks_equal_one(
         routes.clear()
 
 
-def test_each_rank_holds_whole_experts(tmp_path: Path) -> None:
+def test_each_rank_holds_whole_experts() -> None:
     """Twelve experts of three ranks, whose widths stay whole."""
-    path = write_experts(tmp_path / "m", KIMI)
-    ranks = ThreadRanks(path, 3, "float32", expert_parallel=True, **SIZES)
-    for rank in ranks.started:
-        layer = rank.runner.replay._model._blocks[1]._mlp  # type: ignore[union-attr]
-        assert len(layer._gate_up._groups) == 4
-        assert layer._gate_up._groups[0][0].slice_shape == (128, KIMI.hidden_size)
+    held: list[str] = []
+    for rank in range(3):
+        declare = Declaration(ReferenceBackend("test"), Group(rank, 3), expert_parallel=True)
+        find(KIMI.architecture)(declare, KIMI)
+        of_layer = [wanted for wanted in declare.wanted if "layers.1.mlp.experts." in wanted.name]
+        assert len(of_layer) == 4 * 3
+        assert {wanted.slice_shape for wanted in of_layer} == {(128, KIMI.hidden_size), (KIMI.hidden_size, 128)}
+        held += [wanted.name for wanted in of_layer]
+    assert len(set(held)) == 12 * 3
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:

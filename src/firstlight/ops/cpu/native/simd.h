@@ -192,7 +192,7 @@ static inline uint16_t float_to_bfloat(float value) {
 }
 
 // e^x with an error of about one unit in the last place; NaN stays, what is below -87.3 becomes about 1e-38.
-static inline f8 exp8(f8 x) {
+static inline __attribute__((always_inline)) f8 exp8(f8 x) {
     x = at_most(at_least(x, all(-87.3f)), all(88.3f));
     f8 n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
     f8 r = fma8(n, all(-0.693359375f), x);
