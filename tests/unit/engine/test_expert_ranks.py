@@ -91,7 +91,8 @@ def test_each_rank_holds_whole_experts() -> None:
         find(KIMI.architecture)(declare, KIMI)
         of_layer = [wanted for wanted in declare.wanted if "layers.1.mlp.experts." in wanted.name]
         assert len(of_layer) == 4 * 3
-        assert {wanted.slice_shape for wanted in of_layer} == {(128, KIMI.hidden_size), (KIMI.hidden_size, 128)}
+        shapes = {wanted.slice_shape for wanted in of_layer}
+        assert shapes == {(128, KIMI.hidden_size), (KIMI.hidden_size, 128)}
         held += [wanted.name for wanted in of_layer]
     assert len(set(held)) == 12 * 3
 
