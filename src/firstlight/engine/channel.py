@@ -22,6 +22,7 @@ from firstlight.engine.messages import (
 from firstlight.engine.plan import Recording, StepPlan, decode_plan, encode_plan
 
 SEND_DEADLINE_MS = 30_000
+START_DEADLINE_MS = 300_000  # for the imports of the api process, on whatever machine
 LAST_WORDS_DEADLINE_MS = 1_000
 _LEAVE = b""  # sent instead of a plan: the run is over
 
@@ -37,7 +38,6 @@ class RequestChannel:
         self._outputs = self._context.socket(zmq.PUSH)
         self._outputs.setsockopt(zmq.SNDHWM, 0)
         self._outputs.setsockopt(zmq.LINGER, 1000)
-        self._outputs.setsockopt(zmq.SNDTIMEO, SEND_DEADLINE_MS)
         self._outputs.bind(f"ipc://{run_dir / OUTPUTS_SOCKET}")
 
     def receive(self, wait: bool) -> list[ToEngine]:
@@ -51,13 +51,14 @@ class RequestChannel:
             except zmq.Again:
                 return messages
 
-    def send(self, message: FromEngine) -> None:
+    def send(self, message: FromEngine, deadline_ms: int = SEND_DEADLINE_MS) -> None:
         """Sends a message that must arrive. Raises `EngineError` if nobody takes it within the deadline."""
+        self._outputs.setsockopt(zmq.SNDTIMEO, deadline_ms)
         try:
             self._outputs.send(encode(message))
         except zmq.Again as error:
             raise EngineError(
-                f"the api process took no message for {SEND_DEADLINE_MS // 1000} s",
+                f"the api process took no message for {deadline_ms // 1000} s",
                 "It stopped or died: look at its log in the run directory.",
             ) from error
 

@@ -20,7 +20,7 @@ from firstlight.base.errors import FirstlightError
 from firstlight.base.failure import explained
 from firstlight.base.heap import give_back_heap
 from firstlight.base.phases import DRAIN, READY, SERVING, PhaseReporter
-from firstlight.engine.channel import PlanReceiver, PlanSender, RequestChannel
+from firstlight.engine.channel import START_DEADLINE_MS, PlanReceiver, PlanSender, RequestChannel
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Drain, Failed, Profile, Ready, StartProfile, StopProfile
 from firstlight.engine.plan import Recording, StepPlan
@@ -66,8 +66,11 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         started.report["step_ms"] = {str(rows): round(1e3 * seconds, 3) for rows, seconds in times_s.items()}
         (run_dir / REPORT_FILE).write_bytes(msgspec.json.encode(started.report))
         give_back_heap()
-        channel.send(Ready(started.section.max_model_len, description.vocab_size, started.report))
+        # Before the message: the api process may come late, and a rank that waits for it is no stall.
         report(READY)
+        channel.send(
+            Ready(started.section.max_model_len, description.vocab_size, started.report), START_DEADLINE_MS
+        )
         _serve(core, channel, profiler, report)
         plans.close()
         group.leave()

@@ -76,7 +76,7 @@ class Watch:
         quiet_s = self._pulses.quiet_s(now_s)
         stopped = self._pulses.stopped()
         ranks_s = min((quiet_s[name] for name in ranks), default=0.0)
-        quietest_s = max(ranks_s, quiet_s.get(API, 0.0) if self._api_should_tick(boxes) else 0.0)
+        quietest_s = max(ranks_s, quiet_s.get(API, 0.0) if self._api_should_move(boxes, ranks) else 0.0)
         if self._verdict is not None:
             if not stopped and quietest_s < _LOOK_S:
                 self._verdict = None
@@ -100,9 +100,12 @@ class Watch:
         asked = [boxes[name] for name in (ranks[0], API) if name in boxes]
         return all(is_serving(boxes[name]) for name in ranks) and not any(map(has_work, asked))
 
-    def _api_should_tick(self, boxes: Mapping[str, Box]) -> bool:
-        """Its event loop turns as soon as its imports are done, whatever the engine does."""
-        return API in boxes and is_serving(boxes[API]) and boxes[API].step > 0
+    def _api_should_move(self, boxes: Mapping[str, Box], ranks: list[str]) -> bool:
+        """Its event loop turns as soon as its imports are done; and ranks that are ready wait for these."""
+        api = boxes.get(API)
+        if api is None:
+            return False
+        return (is_serving(api) and api.step > 0) or all(is_serving(boxes[name]) for name in ranks)
 
     def _boxes(self) -> dict[str, Box]:
         found = {}

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq
 
-from firstlight.base.errors import RequestError
+from firstlight.base.errors import EngineError, RequestError
 from firstlight.engine.channel import PlanReceiver, PlanSender, RequestChannel
 from firstlight.engine.messages import (
     OUTPUTS_SOCKET,
@@ -161,6 +161,14 @@ def test_the_request_channel_carries_both_ways(run_dir: Path) -> None:
 def test_an_offer_without_a_peer_is_dropped_and_does_not_wait(run_dir: Path) -> None:
     channel = RequestChannel(run_dir)
     channel.offer(Failed("gone", "", 6))
+    channel.close()
+
+
+def test_nobody_takes_a_message_within_its_own_deadline(run_dir: Path) -> None:
+    """The first message waits for the imports of the api process, all others for a process that is there."""
+    channel = RequestChannel(run_dir)
+    with pytest.raises(EngineError, match="took no message for 0 s"):
+        channel.send(Failed("message", "hint", 5), 10)
     channel.close()
 
 
