@@ -183,8 +183,10 @@ def _add_profile(app: FastAPI, server: Server, *, has_keys: bool) -> None:
         """Record decode steps on every rank: where their time goes. Answers when it is done."""
         if not has_keys:
             handlers_profile.require_near(request)
+        started_s, request_id = monotonic(), _request_id("profile", request)
         body = parse(ProfileRequest, await read_json(request, server.config.server.max_body_bytes))
-        return _json(await handlers_profile.profile(server, body))
+        answer = handlers_profile.ProfileAnswer(server, body)
+        return Exchange(request_id, answer.run, timeout_s=answer.most_s, started_s=started_s)
 
 
 def _request_id(kind: str, request: Request) -> str:

@@ -11,16 +11,26 @@ from ipaddress import ip_address
 from fastapi import Request
 
 from firstlight.base.errors import RequestError
-from firstlight.engine.messages import Profile
+from firstlight.serve import replies
+from firstlight.serve.exchange import Reply
+from firstlight.serve.profile_order import HAND_IN_S
 from firstlight.serve.protocol import ProfileRequest
 from firstlight.serve.server import Server
 
 
-async def profile(server: Server, request: ProfileRequest) -> Profile:
-    """Waits for so many recorded decode steps, or until the time is up."""
-    if not server.client.is_serving:
-        raise server.client.unavailable()
-    return await server.client.profile.make(request.steps, request.timeout_s)
+class ProfileAnswer:
+    """The answer to one order. Cancelling `run`, as where the client has gone, ends the recording."""
+
+    def __init__(self, server: Server, request: ProfileRequest) -> None:
+        self._client, self._request = server.client, request
+        self.most_s = request.timeout_s + 2 * HAND_IN_S  # `run` ends before
+
+    async def run(self, reply: Reply) -> None:
+        """Waits for so many recorded decode steps, or until the time is up."""
+        if not self._client.is_serving:
+            raise self._client.unavailable()
+        made = await self._client.profile.make(self._request.steps, self._request.timeout_s)
+        await reply.json(replies.encode(made))
 
 
 def require_near(request: Request) -> None:

@@ -1,7 +1,7 @@
 """The profile that the engine makes for a client, if it makes one: at most one at a time.
 
 Owned by `serve.client`, asked by `handlers_profile`. Invariant: the engine is told to end a profile at its
-deadline, also when the client has gone, so that it never records for nobody.
+deadline, and at once when the client has gone, so that it never records for nobody.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class ProfileOrder:
     def __init__(self, send: Callable[[ToEngine], None]) -> None:
         self._send = send
         self._answer: asyncio.Future[Profile] | None = None
+        self._num_unwanted = 0  # that the engine still hands in, as it does one for every start
 
     async def make(self, num_steps: int, timeout_s: float) -> Profile:
         """So many recorded decode steps, or what there is of them at the deadline.
@@ -47,12 +48,15 @@ class ProfileOrder:
         finally:
             if not answer.done():
                 self._send(StopProfile())
+                self._num_unwanted += 1
                 answer.cancel()
             self._answer = None
 
     def deliver(self, profile: Profile) -> None:
-        """The engine's answer."""
-        if self._answer is not None and not self._answer.done():
+        """The engine's answer, to the oldest order."""
+        if self._num_unwanted:
+            self._num_unwanted -= 1
+        elif self._answer is not None and not self._answer.done():
             self._answer.set_result(profile)
 
     def fail(self, reason: str) -> None:

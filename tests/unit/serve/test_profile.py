@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
+import httpx
 import pytest
 
 from firstlight.base.errors import RequestError
@@ -40,6 +42,20 @@ def test_one_is_made_at_a_time() -> None:
         ask.join(10)
         assert answers[0].status_code == 200
         assert client.post("/v1/profile", json=SOON).status_code == 200
+
+
+def test_a_client_that_goes_away_ends_its_profile() -> None:
+    with ApiServer() as server, server.http() as other:
+        body = b'{"timeout_s": 60.0}'
+        head = f"POST /v1/profile HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
+        address = httpx.URL(server.url)
+        with socket.create_connection((address.host, address.port)) as client:
+            client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+            server.engine.wait_for(StartProfile)
+        assert len(server.engine.wait_for(StopProfile)) == 1
+        answer = other.post("/v1/profile", json=SOON)
+        assert answer.status_code == 200, answer.text
+        assert len(server.engine.received(StopProfile)) == 2  # that of its own; the first one's was dropped
 
 
 def test_an_engine_that_fails_ends_the_wait() -> None:
