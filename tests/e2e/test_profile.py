@@ -134,8 +134,9 @@ def test_answers_are_the_same_while_it_is_made(server: RunningServer) -> None:
 
 
 def test_where_nothing_is_decoded_it_says_so(server: RunningServer) -> None:
-    code, printed = run_profile("--url", server.url, "--timeout", "0.2")
+    code, printed = run_profile("--url", server.url, "--timeout", "1.0")
     assert code == 6
+    assert "nothing is decoding: send requests, or use --load N" in printed
     assert "no decode step was recorded" in printed
     assert "--load 1" in printed
 

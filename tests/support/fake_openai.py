@@ -23,6 +23,7 @@ class Behaviour:
     breaks_after: int | None = None  # chunks, then the connection ends
     error_after: int | None = None  # chunks, then an error event
     starting: int = 0  # so many 503 on /v1/models first
+    starting_code: str | None = None  # of these
     line_end: str = "\n"
     closes: bool = False  # the connection, after each answer
     chunk_delay_s: float = 0.0
@@ -82,7 +83,9 @@ class FakeOpenAI:
         if path == b"/v1/models":
             if self.behaviour.starting > 0:
                 self.behaviour.starting -= 1
-                return self._plain(writer, 503, {"error": {"message": "starting"}})
+                return self._plain(
+                    writer, 503, {"error": {"message": "starting", "code": self.behaviour.starting_code}}
+                )
             return self._plain(writer, 200, {"data": [{"id": "fake"}]})
         self.requests.append(body)
         if self.behaviour.status != 200:

@@ -33,6 +33,7 @@ _TRY_ALONE = "Run the same command by itself: {}"
 _HOST = "127.0.0.1"
 _POLL_S = 0.01
 _LEAVE_S = 30.0
+_ERROR = re.compile(r"^error: (.*?)\n  what to do: (.*?)\s*\Z", re.MULTILINE | re.DOTALL)  # the last words
 _PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
@@ -136,7 +137,7 @@ class CommandServer:
         assert self._child is not None
         if (cause := self._child.poll()) is not None:
             self._reader.join(_LEAVE_S)
-            raise EngineError(f"the server {cause.describe()}: {self.log()[-1500:].strip()}", self.try_alone)
+            raise ended(f"the server {cause.describe()}", self.log(), self.try_alone)
         waited_s = time.monotonic() - self.started_s
         if waited_s > deadline_s:
             raise EngineError(f"{state} after {waited_s:.0f} s: {self.log()[-1500:].strip()}", self.try_alone)
@@ -182,6 +183,13 @@ class ServerProcess(CommandServer):
                 if b"--run-dir" in command[:-1]:
                     return Path(os.fsdecode(command[command.index(b"--run-dir") + 1]))
         return None
+
+
+def ended(how: str, log: str, remedy: str) -> EngineError:
+    """What to say of a server that has ended: its own error and remedy, or else the end of its log."""
+    if found := _ERROR.search(log):
+        return EngineError(f"{how}: {found[1].strip()}", found[2].strip())
+    return EngineError(f"{how}: {log[-1500:].strip()}", remedy)
 
 
 def process_tree(pid: int) -> list[int]:

@@ -27,6 +27,7 @@ from firstlight.bench.serving_report import Outcome, ServingReport, make_report
 # Hears of each finished request: how many are done, of how many.
 OnProgress = Callable[[int, int], None]
 WAIT_S = 300.0  # for a server that says it is still starting
+TELL_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,17 +153,41 @@ class Sender:
         return record_of(due_s, sent_s, reply, events, time.perf_counter())
 
 
-async def first_model(client: HttpClient, asked: str | None, wait_s: float) -> str:
-    """The name to ask for: `asked`, or the first that the server lists. Waits while it is starting."""
-    deadline_s = time.monotonic() + wait_s
+async def first_model(
+    client: HttpClient, asked: str | None, wait_s: float, on_wait: Callable[[str], None] = lambda words: None
+) -> str:
+    """The name to ask for: `asked`, or the first that the server lists.
+
+    Waits while it is starting, of which `on_wait` hears now and then. Raises `EngineError` at once where it
+    says that it has failed or stops.
+    """
+    began_s = told_s = time.monotonic()
     while True:
         try:
             reply = await client.request("GET", "/v1/models")
         except OSError as error:
             raise no_answer(client.base_url, error) from error
-        if reply.status != 503 or time.monotonic() > deadline_s:
+        if reply.status != 503:
             return asked or _listed_model(reply)
+        now_s = time.monotonic()
+        if not _may_come(reply) or now_s - began_s > wait_s:
+            raise EngineError(
+                f"the server does not serve ({error_text(reply)})",
+                "Look at the server's own output, or ask `firstlight doctor`; start it again.",
+            )
+        if told_s == began_s or now_s - told_s >= TELL_EVERY_S:
+            told_s = now_s
+            on_wait(f"waiting up to {wait_s:.0f} s, {now_s - began_s:.0f} s so far ({error_text(reply)})")
         await asyncio.sleep(0.25)
+
+
+def _may_come(reply: Reply) -> bool:
+    """Whether a server that answers 503 may serve soon. Others than ours have no code in words."""
+    try:
+        code = msgspec.json.decode(reply.body)["error"]["code"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return True
+    return not isinstance(code, str) or code == "starting"
 
 
 def _listed_model(reply: Reply) -> str:

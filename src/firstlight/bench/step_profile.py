@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from firstlight.bench.serving import WAIT_S, fast_loop, first_model
 from firstlight.engine.messages import Profile
 
 PATH = "/v1/profile"
+LOOK_S, TELL_EVERY_S = 0.5, 5.0  # until the first look at what the engine does, and between later ones
 _PAUSE_S = 0.2  # before a request that was refused is sent again
 
 
@@ -46,10 +48,13 @@ class Answer:
     info: Mapping[str, Any]
 
 
-def profile_server(order: ProfileOrder) -> Answer:
-    """Raises where the server cannot be asked, or where no decode step was recorded."""
+def profile_server(order: ProfileOrder, on_news: Callable[[str], None] = lambda words: None) -> Answer:
+    """Raises where the server cannot be asked, or where no decode step was recorded.
+
+    `on_news` hears what is being waited for.
+    """
     with asyncio.Runner(loop_factory=fast_loop) as runner:
-        answer = runner.run(_profile(order))
+        answer = runner.run(_profile(order, on_news))
     if not answer.profile.num_steps:
         seen = answer.profile.num_other_steps + answer.profile.num_plain_steps
         raise EngineError(
@@ -60,12 +65,12 @@ def profile_server(order: ProfileOrder) -> Answer:
     return answer
 
 
-async def _profile(order: ProfileOrder) -> Answer:
+async def _profile(order: ProfileOrder, on_news: Callable[[str], None]) -> Answer:
     client = HttpClient(order.url, order.api_key)
     try:
-        model = await first_model(client, None, WAIT_S)
+        model = await first_model(client, None, WAIT_S, on_news)
         info = _decoded(await _asked(client, "GET", "/server_info"))
-        async with _load(client, order, model, info):
+        async with _load(client, order, model, info), _watched(client, order, info, on_news):
             body = msgspec.json.encode({"steps": order.num_steps, "timeout_s": order.timeout_s})
             reply = await _asked(client, "POST", PATH, body)
         return Answer(msgspec.convert(_decoded(reply), Profile), info)
@@ -92,6 +97,39 @@ async def _load(
         refused = next((error for error in ended if isinstance(error, RequestError)), None)
     if refused is not None:
         raise refused
+
+
+@contextlib.asynccontextmanager
+async def _watched(
+    client: HttpClient, order: ProfileOrder, info: Mapping[str, Any], on_news: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Says meanwhile how many steps there were, until the block is left."""
+    watch = asyncio.create_task(_watch(client, order, info["engine"]["num_steps"], on_news))
+    try:
+        yield
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)  # the profile's own request says what is wrong
+
+
+async def _watch(
+    client: HttpClient, order: ProfileOrder, num_before: int, on_news: Callable[[str], None]
+) -> None:
+    began_s = time.monotonic()
+    await asyncio.sleep(LOOK_S)
+    while True:
+        info = _decoded(await _asked(client, "GET", "/server_info"))
+        num, passed_s = info["engine"]["num_steps"] - num_before, time.monotonic() - began_s
+        if num:
+            on_news(f"{num} steps in {passed_s:.0f} s; about half of the decode steps are recorded")
+        elif order.load:
+            on_news(f"no step yet in {passed_s:.0f} s of {order.timeout_s:g} s")
+        else:
+            on_news(
+                "nothing is decoding: send requests, or use --load N; this waits for them, "
+                f"{passed_s:.0f} s of {order.timeout_s:g} s are over"
+            )
+        await asyncio.sleep(TELL_EVERY_S)
 
 
 def _bodies(order: ProfileOrder, model: str, info: Mapping[str, Any], number: int) -> list[bytes]:

@@ -16,6 +16,7 @@ import typer
 from firstlight.base.errors import FirstlightError, UsageError
 from firstlight.cli import plan_values
 from firstlight.cli.bench_output import JsonFile, Output, PngFile
+from firstlight.cli.locate import say
 from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def profile(options: ProfileOptions) -> None:
     sampling, drafting, other operators, Python, waiting. Together they are the whole step. Answers stay as
     they are. Collectives include waiting for the other ranks: who waits least there is who is late.
 
-    Exit code 6: no decode step came by; send requests meanwhile, or give --load.
+    Exit code 6: no decode step came by (send requests meanwhile, or give --load), or the server has failed.
 
     Examples:
       firstlight profile --load 1
@@ -128,7 +129,7 @@ def profile(options: ProfileOptions) -> None:
             load=(0 if options.run is None else 1) if options.load is None else options.load,
             prompt_tokens=options.prompt_tokens,
         )
-        answer = profile_server(order)
+        answer = profile_server(order, say)
     predicted, notes = _predicted(options, answer, url)
     report = make_report(answer.profile, answer.info, predicted, notes)
     output.hand_over(report, *tables(report), plot=plot)

@@ -12,7 +12,8 @@ from firstlight.base.errors import EngineError, ResourceError, UsageError
 from firstlight.bench.http_client import HttpClient
 from firstlight.bench.prompts import SyntheticPrompts
 from firstlight.bench.report import save_json
-from firstlight.bench.serving import ServingOrder, bench_serving
+from firstlight.bench.server_process import ended
+from firstlight.bench.serving import ServingOrder, bench_serving, first_model
 from firstlight.bench.serving_report import ServingReport, plot, tables
 from support.fake_openai import Behaviour, FakeOpenAI
 
@@ -107,6 +108,46 @@ def test_a_server_that_answers_no_warmup_ends_it() -> None:
 def test_a_server_that_is_starting_is_waited_for() -> None:
     with FakeOpenAI(Behaviour(starting=1)) as server:
         assert run(server).num_errors == 0
+
+
+def first_model_of(server: FakeOpenAI, wait_s: float, heard: list[str]) -> str:
+    async def ask() -> str:
+        client = HttpClient(server.url)
+        try:
+            return await first_model(client, None, wait_s, heard.append)
+        finally:
+            await client.close()
+
+    return asyncio.run(ask())
+
+
+def test_who_waits_hears_of_it_and_not_for_ever() -> None:
+    heard: list[str] = []
+    with FakeOpenAI(Behaviour(starting=1, starting_code="starting")) as server:
+        assert first_model_of(server, 60.0, heard) == "fake"
+        assert heard == ["waiting up to 60 s, 0 s so far (503: starting)"]
+        server.behaviour.starting = 1000
+        with pytest.raises(EngineError, match="does not serve"):
+            first_model_of(server, 0.3, heard)
+
+
+@pytest.mark.parametrize("code", ["engine_failed", "stopping", "failed", "lost"])
+def test_a_server_that_has_failed_is_not_waited_for(code: str) -> None:
+    heard: list[str] = []
+    failed = Behaviour(starting=1000, starting_code=code)
+    with FakeOpenAI(failed) as server, pytest.raises(EngineError, match="503: starting"):
+        first_model_of(server, 60.0, heard)
+    assert heard == []
+
+
+def test_the_error_of_a_server_that_has_ended_is_told_once() -> None:
+    log = "loading\nerror: /m does not exist.\n  what to do: Check the path.\n"
+    own = ended("the server ended with exit code 3", log, "Run it alone.").explain()
+    assert own == "the server ended with exit code 3: /m does not exist.\n  what to do: Check the path."
+    assert (
+        ended("it ended", "Killed\n", "Run it alone.").explain()
+        == "it ended: Killed.\n  what to do: Run it alone."
+    )
 
 
 def test_nobody_there() -> None:
