@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, process_time
 
@@ -28,6 +29,7 @@ SIZES = tuple(1024 * 2**power for power in range(15))  # bytes, to 16 MiB
 SMALL_BYTES = 64 * 1024
 ROUND_BYTES = 48 * 2**20  # that one round sends, at most
 NOISY = 0.3  # a fit that is off by more was not measured on a quiet machine
+DROP = 0.1  # of the time, from a size to the next one: no sum gets so much faster by being larger
 TOO_NOISY = "too noisy to plan with: repeat on a quiet machine"
 MOST_CALLS, LEAST_CALLS = 150, 4
 DEADLINE_S = 60.0
@@ -198,7 +200,7 @@ def fit(points: Sequence[tuple[int, float]]) -> Fit:
 
 
 def tables(report: CollectivesReport) -> list[Table]:
-    """Times by size, and the fits; the last column is what `firstlight plan --all-reduce-times` takes."""
+    """Times by size, and the fits with what `firstlight plan --all-reduce-times` takes, and doubts."""
     names = list(report.words)
     by_size: dict[int, dict[str, SizePoint]] = {}
     for point in report.points:
@@ -217,7 +219,15 @@ def tables(report: CollectivesReport) -> list[Table]:
     crowded = ", more than there are cores" if report.num_ranks > report.num_cores else ""
     title = f"all-reduce of {report.num_ranks} ranks on {report.num_cores} cores{crowded}"
     fits = [_fit_row(report, name) for name in names]
-    fit_columns = ("carrier", "latency us", "GB/s", "fit is off by", "for firstlight plan", "what it is")
+    fit_columns = (
+        "carrier",
+        "latency us",
+        "GB/s",
+        "fit is off by",
+        "for firstlight plan",
+        "note",
+        "what it is",
+    )
     return [plain_table(title, columns, rows), plain_table("latency + size / rate", fit_columns, fits)]
 
 
@@ -226,11 +236,14 @@ def _fit_row(report: CollectivesReport, name: str) -> tuple[str, ...]:
     of_carrier = [point for point in report.points if point.carrier == name]
     chosen = of_carrier[:: max(1, len(of_carrier) // 4)]
     times = ",".join(f"{_size(p.num_bytes, '')}:{1e6 * p.median_s:.0f}" for p in chosen)
-    medians_s = [point.median_s for point in of_carrier]
-    if found.worst > NOISY or medians_s != sorted(medians_s):
-        times += f" ({TOO_NOISY})"
-    rate = f"{found.bytes_per_s / 1e9:.2f}"
-    return name, f"{1e6 * found.latency_s:.1f}", rate, f"{100 * found.worst:.0f} %", times, report.words[name]
+    rate, worst = f"{found.bytes_per_s / 1e9:.2f}", f"{100 * found.worst:.0f} %"
+    doubt = TOO_NOISY if _is_noisy(found, of_carrier) else ""
+    return name, f"{1e6 * found.latency_s:.1f}", rate, worst, times, doubt, report.words[name]
+
+
+def _is_noisy(found: Fit, points: Sequence[SizePoint]) -> bool:
+    drops = (after.median_s < (1 - DROP) * before.median_s for before, after in pairwise(points))
+    return found.worst > NOISY or any(drops)
 
 
 def _size(num_bytes: int, unit: str = "iB") -> str:

@@ -20,6 +20,7 @@ from firstlight.engine.messages import Profile
 from firstlight.ops.step_clock import WORDS, Kind
 
 NO_GRAPHS = "recorded steps run without CUDA graphs: the cost of recording is what those save, too"
+DOUBTFUL = 0.05  # of a step: what recording may cost before the shares are in doubt
 LATE_SHARE = 0.1  # of a step: ranks that differ by more in their collectives are worth a line
 
 
@@ -61,7 +62,12 @@ def make_report(
         backend=str(report.get("backend", "")),
         ranks=ranks,
         predicted=predicted,
-        notes=(*_findings(ranks, predicted), *notes, *([NO_GRAPHS] if is_gpu(info) else [])),
+        notes=(
+            *_doubts(profile),
+            *_findings(ranks, predicted),
+            *notes,
+            *([NO_GRAPHS] if is_gpu(info) else []),
+        ),
         profile=profile,
     )
 
@@ -75,6 +81,15 @@ def _shares(profile: Profile, rank: int) -> RankShares:
         {word: seconds / profile.num_steps for word, seconds in sums.items()},
         {word: seconds / wall_s for word, seconds in sums.items()},
     )
+
+
+def _doubts(profile: Profile) -> list[str]:
+    if profile.overhead is None or abs(profile.overhead) <= DOUBTFUL:
+        return []
+    return [
+        f"steps that are recorded differ by {100 * profile.overhead:+.0f} % from those between: the shares "
+        "are doubtful; ask again when the machine is less busy, or for more --steps"
+    ]
 
 
 def _findings(ranks: Sequence[RankShares], predicted: Prediction | None) -> list[str]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from firstlight.base.errors import UsageError
-from firstlight.bench.collectives import CollectivesOrder, bench_collectives, fit, tables
+from firstlight.bench.collectives import (
+    TOO_NOISY,
+    CollectivesOrder,
+    CollectivesReport,
+    SizePoint,
+    bench_collectives,
+    fit,
+    tables,
+)
 from firstlight.cli.plan_values import points as parse_points
 
 
@@ -24,6 +32,21 @@ def test_a_fit_is_never_negative() -> None:
 def test_one_rank_is_refused() -> None:
     with pytest.raises(UsageError, match="sums with nobody"):
         bench_collectives(CollectivesOrder(1), lambda done, total: None)
+
+
+@pytest.mark.parametrize(
+    ("times_us", "is_noisy"),
+    [((20, 20.4, 20.2, 21), False), ((20, 20, 15, 21), True), ((20, 60, 60, 60), True)],
+)
+def test_times_that_are_too_noisy_to_plan_with_say_so(times_us: tuple[float, ...], is_noisy: bool) -> None:
+    points = [
+        SizePoint("gloo", 1024 * 2**power, 9, time_us / 1e6, time_us / 1e6, 0.0)
+        for power, time_us in enumerate(times_us)
+    ]
+    found = fit([(point.num_bytes, point.median_s) for point in points])
+    _, fits = tables(CollectivesReport(2, 2, {"gloo": "gloo"}, points, {"gloo": found}))
+    (note,) = fits.columns[5].cells
+    assert note == (TOO_NOISY if is_noisy else "")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from firstlight.bench.report import save_json
@@ -79,6 +80,13 @@ def test_shares_add_up_and_the_late_rank_is_named() -> None:
     assert "+0.4 %" in text
     assert "drafting" not in text  # nothing was
     assert "100.0 %" in text
+
+
+@pytest.mark.parametrize(("overhead", "is_doubtful"), [(None, False), (0.04, False), (0.12, True)])
+def test_shares_are_doubtful_where_recording_costs_much(overhead: float | None, is_doubtful: bool) -> None:
+    profile = replace(profile_of([kinds(matrices=6, python=3)], 50), overhead=overhead)
+    text = text_of(make_report(profile, info(), None, []))
+    assert ("+12 % from those between: the shares are doubtful" in text) is is_doubtful
 
 
 def test_the_plan_stands_beside(folder: Path) -> None:
