@@ -30,7 +30,7 @@ _SETTINGS = (
     "memory-fraction",
 )
 PLAN_SETTINGS = tuple(setting for setting in ENGINE_SETTINGS if setting.name in _SETTINGS)
-_GPU_MEMORY = "Memory of each GPU, as its maker counts: 96G, 96GB and 96GiB all mean 96 GiB (96 times 2 to the 30 bytes)."
+_GPU_MEMORY = "Memory of each GPU, as its maker counts: 96G and 96GB both mean 96 GiB, of 2^30 bytes."
 _WIRE, _HOST, _DRAFTS = "Between the ranks", "Device and host", "Drafts"
 
 

@@ -107,8 +107,7 @@ def _require_zeros(module: Module, name: str, said: str) -> None:
         raise ModelFileError(
             f"config.json and the tensors disagree: config.json says {said}, but there is no tensor "
             f"{module.stored_name}.{name}.",
-            "Get config.json and the safetensors files from one version of the model; if its publisher has them "
-            "so, correct config.json.",
+            "Get config.json and safetensors files of one version of the model, or correct config.json.",
         )
 
 
