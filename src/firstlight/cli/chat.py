@@ -131,7 +131,7 @@ class Conversation:
         body: dict[str, Any] = {"model": self.model, "messages": head + messages, **self._sampling}
         start_s = time.monotonic()
         first_s: float | None = None
-        num_tokens, reason = 0, ""
+        num_tokens, reason, has_thought = 0, "", False
         self._thinks = False
         answer: list[str] = []
         for piece in self._client.stream(body):
@@ -139,9 +139,12 @@ class Conversation:
             if said and first_s is None:  # the first piece of many servers carries a role only
                 first_s = time.monotonic()
             answer.append(piece.text)
+            has_thought = has_thought or bool(piece.reasoning)
             self._show(piece)
             num_tokens = piece.num_tokens or num_tokens
             reason = piece.finish_reason or reason
+        if has_thought and not "".join(answer):
+            _say_only_thought(is_cut=reason == "length")
         if first_s is None or not num_tokens:
             return "".join(answer), ""
         spent_s = time.monotonic() - first_s
@@ -151,6 +154,12 @@ class Conversation:
         if reason == "length":
             note += ", cut at the token limit"
         return "".join(answer), note
+
+
+def _say_only_thought(*, is_cut: bool) -> None:
+    """Without it an empty line would be all there is to see."""
+    remedy = ": raise --max-tokens" if is_cut else ""
+    print(f"(the answer ended within its reasoning{remedy})", file=sys.stderr)
 
 
 def _from_pipe(conversation: Conversation, lines: Iterable[str]) -> None:

@@ -55,10 +55,10 @@ def convert(options: ConvertOptions) -> None:
     """
     from firstlight.facts.checkpoint import open_checkpoint
     from firstlight.facts.memory import format_bytes
+    from firstlight.loading.new_folder import require_new
     from firstlight.text.model import TextModel
 
-    if options.target.exists():  # before a download, and before torch is loaded
-        raise UsageError(f"{options.target} exists already.", "Give a new folder, or remove this one first.")
+    require_new(options.target)  # before a download, and before torch is loaded
     asked = None if options.source == DEFAULT and not Path(DEFAULT).exists() else options.source
     path = locate(asked)
     if path.is_dir():

@@ -69,14 +69,15 @@ def make_model(options: MakeModelOptions) -> None:
       firstlight make-model kimi-k2.5 tiny
       firstlight make-model kimi-k2.5 big --size 2G --layers 8 --experts 32
     """
+    from firstlight.loading.new_folder import new_folder, require_new
+
     if options.like != "kimi-k2.5":
         raise UsageError(f"There is no shape {options.like!r}.", "Use kimi-k2.5.")
     if options.dtype not in DTYPES:
         raise UsageError(f"The dtype {options.dtype!r} is unknown.", f"Choose one of: {', '.join(DTYPES)}.")
     if options.packing not in (INT4, PLAIN):
         raise UsageError(f"There is no packing {options.packing!r}.", f"Choose one of: {INT4}, {PLAIN}.")
-    if options.target.exists():
-        raise UsageError(f"{options.target} exists already.", "Give a new folder, or remove this one first.")
+    require_new(options.target)
     try:
         most_bytes = parse_size(options.size)
     except ValueError as error:
@@ -84,9 +85,10 @@ def make_model(options: MakeModelOptions) -> None:
 
     import torch
 
+    from firstlight.drafter.progress import late_meter
     from firstlight.facts.memory import format_bytes
     from firstlight.models.packed_experts import PackedExperts
-    from firstlight.models.random_model import Unpacked, num_bytes, write_random_model
+    from firstlight.models.random_model import Counted, Unpacked, num_bytes, write_random_model
     from firstlight.models.small_kimi import WRAPPER, kimi_of_size
     from firstlight.text.kimi_writer import write_kimi_text
 
@@ -96,15 +98,19 @@ def make_model(options: MakeModelOptions) -> None:
         if options.tokenizer is None:
             write_kimi_text(texts)
         description = kimi_of_size(most_bytes, packing, _smallest(options, texts))
-        partial = options.target.with_name(f".{options.target.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        write_random_model(partial, description, packing, seed=options.seed, wrapper=WRAPPER)
-        for file in TEXT_FILES:
-            if (texts / file).exists():
-                shutil.copy(texts / file, partial / file)
-        partial.rename(options.target)
-    total = format_bytes(num_bytes(description, packing))
-    print(f"{options.target}: hidden size {description.hidden_size}, {total}")
+        total_bytes = num_bytes(description, packing)
+        with (
+            new_folder(
+                options.target, total_bytes, "the model", "Make room, or give a smaller --size."
+            ) as folder,
+            late_meter("make-model") as progress,
+        ):
+            counted = Counted(packing, total_bytes, progress)
+            write_random_model(folder, description, counted, seed=options.seed, wrapper=WRAPPER)
+            for file in TEXT_FILES:
+                if (texts / file).exists():
+                    shutil.copy(texts / file, folder / file)
+    print(f"{options.target}: hidden size {description.hidden_size}, {format_bytes(total_bytes)}")
 
 
 def _smallest(options: MakeModelOptions, texts: Path) -> ModelDescription:

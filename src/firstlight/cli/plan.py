@@ -30,6 +30,7 @@ _SETTINGS = (
     "memory-fraction",
 )
 PLAN_SETTINGS = tuple(setting for setting in ENGINE_SETTINGS if setting.name in _SETTINGS)
+_GPU_MEMORY = "Memory of each GPU, as its maker counts: 96G and 96GB both mean 96 GiB, of 2^30 bytes."
 _WIRE, _HOST, _DRAFTS = "Between the ranks", "Device and host", "Drafts"
 
 
@@ -51,7 +52,7 @@ class PlanOptions:
             "--gpus", "--tensor-parallel", metavar="N", min=1, max=64, help="Ranks, one on each GPU."
         ),
     ] = 1
-    gpu_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each GPU, as 96G.")] = "80G"
+    gpu_memory: Annotated[str, typer.Option(metavar="SIZE", help=_GPU_MEMORY)] = "80G"
     expert_parallel: Annotated[
         bool,
         typer.Option("--expert-parallel", metavar="", help="Whole experts on each rank, not slices of all."),
@@ -65,8 +66,13 @@ class PlanOptions:
         ),
     ] = False
     context: Annotated[
-        int, typer.Option(metavar="TOKENS", min=1, help="Length of each sequence so far, for decode times.")
-    ] = 4096
+        int | None,
+        typer.Option(
+            metavar="TOKENS",
+            min=1,
+            help="Length of each sequence so far, for decode times. Default: 4096, or the longest there is.",
+        ),
+    ] = None
     link: Annotated[
         str, typer.Option(metavar="pcie|nvlink", help="What connects the GPUs.", rich_help_panel=_WIRE)
     ] = "pcie"
@@ -188,7 +194,9 @@ def plan(options: PlanOptions, flags: Given) -> None:
 
     ranks = Ranks(options.gpus, options.expert_parallel, options.split_embedding)
     device, load, times = _device(options, flags), _load(options, flags), _all_reduce(options)
-    made = make_plan(open_outline(options.model), ranks, device, load, times)
+    outline = open_outline(options.model)
+    load = _within(load, outline.description.max_position, options.context)
+    made = make_plan(outline, ranks, device, load, times)
     if options.json:
         import msgspec
 
@@ -230,13 +238,31 @@ def _load(options: PlanOptions, flags: Given) -> Load:
         max_batched_tokens=section.max_batched_tokens,
         page_size_tokens=section.page_size_tokens,
         kv_dtype="bfloat16" if section.kv_dtype == "auto" else section.kv_dtype,
-        context=options.context,
         max_drafts=options.drafts,
         draft_vocabulary=options.draft_vocabulary,
         chance=options.draft_chance,
         num_sequences=options.sequences,
         observed=None if options.observed is None else plan_values.observed("--observed", options.observed),
     )
+
+
+def _within(load: Load, model_tokens: int, context: int | None) -> Load:
+    """The load with its context. Raises `UsageError` for lengths that the model cannot have."""
+    from dataclasses import replace
+
+    longest = load.max_model_len or model_tokens
+    for flag, length in (("--max-model-len", longest), ("--context", context or 1)):
+        if length > model_tokens:
+            raise UsageError(
+                f"{flag} {length} is longer than the model's sequences, which end at {model_tokens} tokens.",
+                f"Use {flag} {model_tokens} or less.",
+            )
+    if context is not None and context > longest:
+        raise UsageError(
+            f"--context {context} is longer than --max-model-len {longest} allows.",
+            "Lower --context, or raise --max-model-len.",
+        )
+    return replace(load, context=min(load.context, longest) if context is None else context)
 
 
 def _all_reduce(options: PlanOptions) -> AllReduceTimes:

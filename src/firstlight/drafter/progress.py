@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -75,6 +77,23 @@ class Meter:
         self._shown_s = time.monotonic()
         if self._bar.disable:
             print(f"{self.what}: {self.text()}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+@contextmanager
+def late_meter(what: str, *, after_s: float = 2.0) -> Iterator[Callable[[int, int], None]]:
+    """`progress(done, total)` in bytes, shown in MB by a `Meter` once the work has taken `after_s`."""
+    began_s = time.monotonic()
+    with ExitStack() as stack:
+        meters: list[Meter] = []
+
+        def progress(done_bytes: int, total_bytes: int) -> None:
+            done, total = done_bytes // 1_000_000, total_bytes // 1_000_000
+            if meters:
+                meters[0].add(done - meters[0].done)
+            elif time.monotonic() - began_s >= after_s:
+                meters.append(stack.enter_context(Meter(what, "MB", total, done)))
+
+        yield progress
 
 
 def _duration(seconds: float) -> str:

@@ -103,9 +103,14 @@ def too_small(plan: Plan) -> ResourceError:
     """The error about a plan that does not fit."""
     sentence = f"{', or '.join(plan.remedies)}."
     return ResourceError(
-        f"It does not fit: each rank lacks {format_bytes(plan.missing_bytes)}.",
+        f"It does not fit: each rank lacks {_gib(plan.missing_bytes):.2f} GiB.",
         sentence[:1].upper() + sentence[1:],
     )
+
+
+def _gib(nbytes: int) -> float:
+    """As makers of GPUs count, and as the remedies beside it do; never 0 where something is lacking."""
+    return max(nbytes / 2**30, 0.01)
 
 
 def _drafts(times: DecodeTimes, load: Load) -> Sequence[BreakEven]:

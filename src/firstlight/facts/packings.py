@@ -102,6 +102,15 @@ class Module:
         return columns // size
 
 
+def _require_zeros(module: Module, name: str, said: str) -> None:
+    if name not in module.tensors:
+        raise ModelFileError(
+            f"config.json and the tensors disagree: config.json says {said}, but there is no tensor "
+            f"{module.stored_name}.{name}.",
+            "Get config.json and safetensors files of one version of the model, or correct config.json.",
+        )
+
+
 Parts = tuple[tuple[int, int], tuple[StoredPart, ...]]
 
 
@@ -115,6 +124,7 @@ def _pack_quantized(module: Module) -> Parts:
         module.part("weight_scale", "scales", (rows, groups), (1, size)),
     ]
     if not module.scheme.symmetric:
+        _require_zeros(module, "weight_zero_point", "symmetric: false")
         words = -(-rows // 8)
         parts.append(module.part("weight_zero_point", "zeros", (words, groups), (8, size), dtypes=("I32",)))
     if "weight_g_idx" in module.tensors:
@@ -153,6 +163,7 @@ def _awq(module: Module) -> Parts:
         part("scales", "scales", (groups, rows), (1, size)),
     ]
     if not module.scheme.symmetric:
+        _require_zeros(module, "qzeros", "zero_point: true")
         parts.append(part("qzeros", "zeros", (groups, words), (8, size)))
     return (rows, columns), tuple(parts)
 

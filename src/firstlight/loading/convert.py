@@ -7,9 +7,6 @@ Invariant: the target appears whole, by one rename, or not at all.
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +14,12 @@ from typing import Any
 
 import torch
 
-from firstlight.base.errors import ResourceError, UnsupportedError, UsageError
+from firstlight.base.errors import UnsupportedError, UsageError
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.facts.gguf_header import read_gguf
 from firstlight.facts.gguf_tokenizer import chat_template, pad_token_id, tokenizer_config
 from firstlight.facts.hf_config_writer import hf_config, hf_generation_config
-from firstlight.facts.memory import format_bytes
+from firstlight.loading.new_folder import new_folder
 from firstlight.loading.plan import Wanted, make_plan
 from firstlight.loading.reader import read_tensors
 from firstlight.loading.safetensors_writer import MAX_SHARD_BYTES, SafetensorsWriter
@@ -30,7 +27,7 @@ from firstlight.quant.registry import dequantize
 from firstlight.quant.weight import Weight
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-DISK_RESERVE_BYTES = 64 * 1024 * 1024
+_MAKE_ROOM = "Make room, choose another disk, or use --dtype bf16."
 
 Progress = Callable[[int, int], None]
 
@@ -73,21 +70,11 @@ def convert_gguf(
     wanted = [Wanted.whole(tensor.name, tensor.shape) for tensor in checkpoint.tensors.values()]
     shapes = {s.wanted.name: s.wanted.shape for s in make_plan(checkpoint, wanted).segments}
     weight_bytes = SafetensorsWriter.total_bytes(shapes, DTYPES[dtype])
-    _require_room(target, weight_bytes)
-    partial = target.with_name(f".{target.name}.partial-{secrets.token_hex(4)}")
-    try:
-        partial.mkdir(parents=True)
+    with new_folder(target, weight_bytes, "the converted model", _MAKE_ROOM) as partial:
         for name, text in configs.items():
             (partial / name).write_text(text, encoding="utf-8")
         writer = SafetensorsWriter(partial, shapes, DTYPES[dtype], max_shard_bytes)
         _write_weights(checkpoint, wanted, writer, progress)
-        os.rename(partial, target)
-    except OSError as error:
-        raise ResourceError(
-            f"{target} cannot be written: {error.strerror or error}.", "Choose another folder, or make room."
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return ConvertReport(target, (*configs, *writer.file_names), len(shapes), weight_bytes)
 
 
@@ -109,19 +96,6 @@ def _config_files(checkpoint: Checkpoint, tokenizer_json: str, dtype: torch.dtyp
     if template is not None:
         files["chat_template.jinja"] = template
     return files
-
-
-def _require_room(target: Path, weight_bytes: int) -> None:
-    if target.exists():
-        raise UsageError(f"{target} exists already.", "Give a new folder, or remove this one first.")
-    parent = next(folder for folder in target.parents if folder.exists())
-    needed_bytes, free_bytes = weight_bytes + DISK_RESERVE_BYTES, shutil.disk_usage(parent).free
-    if free_bytes < needed_bytes:
-        raise ResourceError(
-            f"{parent} has {format_bytes(free_bytes)} free; the converted model needs "
-            f"{format_bytes(needed_bytes)}.",
-            "Make room, choose another disk, or use --dtype bf16.",
-        )
 
 
 def _write_weights(

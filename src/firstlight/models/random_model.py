@@ -71,6 +71,30 @@ class Unpacked:
         return torch.float32 if name.endswith("e_score_correction_bias") else self._dtype
 
 
+class Counted:
+    """Another packing that tells `progress(done, total)` the bytes it has packed."""
+
+    def __init__(self, packing: Packing, total_bytes: int, progress: Progress) -> None:
+        self._packing, self._progress = packing, progress
+        self._done_bytes, self._total_bytes = 0, total_bytes
+
+    @property
+    def dtype_name(self) -> str:
+        return self._packing.dtype_name
+
+    def config(self) -> dict[str, Any]:
+        return self._packing.config()
+
+    def written(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        return self._packing.written(name, shape)
+
+    def pack(self, name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        packed = self._packing.pack(name, values)
+        self._done_bytes += sum(tensor.nbytes for tensor in packed.values())
+        self._progress(self._done_bytes, self._total_bytes)
+        return packed
+
+
 def num_bytes(description: ModelDescription, packing: Packing) -> int:
     """Of all that is written."""
     return sum(
@@ -104,11 +128,11 @@ def write_random_model(
     wrapper: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Path:
-    """Writes the new folder. `wrapper`: the model type of a model of text and images around it (kimi_k25).
+    """Writes into the folder, new or empty. `wrapper`: the type of a model of text and images (kimi_k25).
 
     Weights are drawn and written one after the other; the model never lies in memory.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     prefix = "" if wrapper is None else "language_model."
     shapes = declared_shapes(description)
     announced = {

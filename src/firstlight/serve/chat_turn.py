@@ -17,6 +17,9 @@ from firstlight.serve.prompts import chat_tokens
 from firstlight.serve.server import Server
 from firstlight.serve.tools import offered_tools
 
+# Variables of chat templates that switch reasoning, by the names that families gave them.
+_SWITCHES = ("thinking", "enable_thinking")
+
 
 class Turn(Protocol):
     """What requests about a conversation have in common."""
@@ -98,7 +101,8 @@ def _require_tools(server: Server) -> None:
 
 def _template_kwargs(server: Server, turn: Turn) -> dict[str, Any]:
     """The client's variables, with the switch of the reasoning where a parameter sets it."""
-    kwargs = dict(turn.chat_template_kwargs)
+    kwargs = {name: value for name, value in turn.chat_template_kwargs.items() if value is not None}
+    _check_switches(kwargs)
     wanted = _wants_thinking(turn)
     if wanted is None:
         return kwargs
@@ -118,6 +122,15 @@ def _template_kwargs(server: Server, turn: Turn) -> dict[str, Any]:
             param="chat_template_kwargs",
         )
     return kwargs
+
+
+def _check_switches(kwargs: Mapping[str, Any]) -> None:
+    """A template would take any text for true, "false" too."""
+    for name in _SWITCHES:
+        if not isinstance(kwargs.get(name, False), bool):
+            raise RequestError(
+                f"chat_template_kwargs.{name} must be true or false.", param=f"chat_template_kwargs.{name}"
+            )
 
 
 def _wants_thinking(turn: Turn) -> bool | None:

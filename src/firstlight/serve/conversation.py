@@ -40,7 +40,37 @@ def plain_messages(messages: Sequence[Mapping[str, Any]], shows: Shows) -> list[
         raise RequestError(
             f"There are {len(messages)} messages; at most {MAX_MESSAGES} are allowed.", param="messages"
         )
-    return [_plain(message, f"messages.{index}", shows) for index, message in enumerate(messages)]
+    plain = [_plain(message, f"messages.{index}", shows) for index, message in enumerate(messages)]
+    _check_results(plain)
+    return plain
+
+
+def _check_results(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Results of tools are results of calls. An assistant's message without `tool_calls` may have calls in
+    its content, as models of other families write them; and an empty id names nothing.
+    """
+    caller: Mapping[str, Any] | None = None
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            caller = message
+        elif message["role"] == "tool":
+            _check_result(message["tool_call_id"], caller, f"messages.{index}")
+
+
+def _check_result(call_id: str, caller: Mapping[str, Any] | None, where: str) -> None:
+    if caller is None:
+        raise RequestError(
+            f"{where} has the role 'tool', and no message of the role 'assistant' stands before it; send the "
+            "message with the call, too.",
+            param=where,
+        )
+    known = [call["id"] for call in caller.get("tool_calls", ())]
+    if call_id and known and all(known) and call_id not in known:
+        raise RequestError(
+            f"{where}.tool_call_id is {call_id[:80]!r}, which is no call of the assistant's message before "
+            f"it ({', '.join(known)[:200]}).",
+            param=f"{where}.tool_call_id",
+        )
 
 
 def _plain(message: Mapping[str, Any], where: str, shows: Shows) -> dict[str, Any]:
@@ -48,8 +78,9 @@ def _plain(message: Mapping[str, Any], where: str, shows: Shows) -> dict[str, An
     if role == "function":
         raise _refused(f"{where}.role", "results of functions are sent in the role 'tool'")
     if not isinstance(role, str) or role not in _ROLES:
+        found = "missing" if role is None else repr(role)[:40]
         raise RequestError(
-            f"{where}.role is {str(role)[:40]!r}; it must be one of {', '.join(_ROLES)}.",
+            f"{where}.role is {found}; it must be one of {', '.join(_ROLES)}.",
             param=f"{where}.role",
         )
     plain: dict[str, Any] = {"role": _ROLES[role]}

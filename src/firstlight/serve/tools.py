@@ -6,6 +6,7 @@ the model and enforced; a choice that could not be is refused by name.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,7 +41,7 @@ def _check_choice(choice: Any, *, has_tools: bool) -> None:
     )
     if not is_known:
         raise RequestError(
-            f"tool_choice is {str(choice)[:100]!r}; it must be 'none' or 'auto'.", param="tool_choice"
+            f"tool_choice is {json.dumps(choice)[:100]}; it must be 'none' or 'auto'.", param="tool_choice"
         )
     if not has_tools:
         raise RequestError("tool_choice needs tools; send them, or leave it out.", param="tool_choice")
@@ -76,9 +77,11 @@ def _definition(tool: Any, where: str) -> dict[str, Any]:
 
 def _check_function(function: Mapping[str, Any], where: str) -> None:
     name = function.get("name")
+    if name is None:
+        raise RequestError(f"{where}.name is missing; give the function a name.", param=f"{where}.name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError(
-            f"{where}.name is {str(name)[:80]!r}; names have 1 to 64 letters, digits, '_', '-' or '.'.",
+            f"{where}.name is {json.dumps(name)[:80]}; names have 1 to 64 letters, digits, '_', '-' or '.'.",
             param=f"{where}.name",
         )
     if not isinstance(function.get("description"), str | None):

@@ -80,6 +80,21 @@ def test_reasoning_is_shown_on_a_terminal_only_and_not_sent_back() -> None:
             assert conversation._messages[-1] == {"role": "assistant", "content": "Hello."}
 
 
+@pytest.mark.parametrize(("reason", "remedy"), [("length", ": raise --max-tokens"), ("stop", "")])
+def test_an_answer_that_is_all_reasoning_is_said(
+    reason: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        thought = {"choices": [{"delta": {"reasoning_content": "Hm."}, "finish_reason": reason}]}
+        return httpx.Response(200, content=events(thought, "[DONE]"))
+
+    output = io.StringIO()
+    with client(answer) as chat:
+        Conversation(chat, "m", ChatOptions(), output).ask("Hi")
+    assert output.getvalue() == "\n"
+    assert capsys.readouterr().err == f"(the answer ended within its reasoning{remedy})\n"
+
+
 def test_a_server_that_starts_is_waited_for() -> None:
     answers = [
         error(503, "weights 10 of 30", {"Retry-After": "2"}),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -106,3 +110,31 @@ def test_what_cannot_be_made_is_said(tmp_path: Path) -> None:
         code, output = make(*arguments)
         assert code != 0
         assert words in " ".join(output.split()), output
+
+
+def test_a_disk_without_room_is_noticed_before_writing(tmp_path: Path) -> None:
+    code, output = make("kimi-k2.5", str(tmp_path / "big"), "--size", "90000G")
+    assert code == 5, output
+    assert "free; the model needs" in " ".join(output.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for target in ("/proc/x", str(tmp_path / "file" / "x")):
+        code, output = make("kimi-k2.5", target, "--size", "2M", *SMALL)
+        assert code == 2, output
+        words = " ".join(output.split())
+        assert f"The folder {target} cannot be made: " in words
+        assert "Give a folder where you may write." in words
+
+
+def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "firstlight", "make-model", "kimi-k2.5", str(tmp_path / "big")]
+    with subprocess.Popen([*command, "--size", "1G"], stderr=subprocess.DEVNULL) as process:
+        deadline_s = time.monotonic() + 60.0
+        while not any(tmp_path.glob(".big.partial-*/model*")) and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60.0) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())

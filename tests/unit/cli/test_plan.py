@@ -97,7 +97,7 @@ def test_memory_that_does_not_suffice() -> None:
     result = plan("kimi-k2.5", "--gpus", "4", "--gpu-memory", "96GB")
     assert result.exit_code == 5
     assert "it does not fit" in result.stdout  # the tables stand there all the same
-    assert "error: It does not fit: each rank lacks 67.63 GB." in result.stderr
+    assert "error: It does not fit: each rank lacks 62.98 GiB." in result.stderr
     assert "Use --gpus 8, or take GPUs of 171 GiB (--gpu-memory 171G)" in result.stderr
     assert plan("kimi-k2.5", "--gpus", "8", "--gpu-memory", "96GB").exit_code == 0
 
@@ -108,6 +108,29 @@ def test_a_longer_sequence_than_fits() -> None:
     assert "raise --memory-fraction to 0.8" in result.stderr.lower()
     assert "set --max-model-len to 91056 or less" in result.stderr
     assert "--gpus 16" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--context", "300000"), "--context 300000 is longer than the model's sequences"),
+        (("--max-model-len", "1000000"), "--max-model-len 1000000 is longer than the model's sequences"),
+        (("--max-model-len", "2048", "--context", "4096"), "longer than --max-model-len 2048 allows"),
+    ],
+    ids=str,
+)
+def test_lengths_that_the_model_does_not_have(flags: tuple[str, ...], says: str) -> None:
+    result = plan(*EIGHT, *flags)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+    assert "262144" in result.stderr or "2048" in result.stderr
+
+
+def test_without_context_it_is_no_longer_than_the_longest_sequence(tmp_path: Path) -> None:
+    short = planned(folder(tmp_path / "model"), "--gpu-memory", "4G")
+    assert (
+        short["steps"] == planned(str(tmp_path / "model"), "--gpu-memory", "4G", "--context", "256")["steps"]
+    )
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

@@ -132,6 +132,16 @@ def test_an_unreadable_scheme_is_named_with_its_module(tmp_path: Path, name: str
     assert "compressed-tensors" in caught.value.hint
 
 
+def test_zero_points_that_the_configuration_has_and_the_files_do_not(tmp_path: Path) -> None:
+    config = compressed("pack-quantized", INT4 | {"symmetric": False})
+    write_quantised(tmp_path, RECIPES["int4 group 32"], description(num_layers=1), config=config)
+    with pytest.raises(ModelFileError, match="config.json and the tensors disagree") as caught:
+        open_checkpoint(tmp_path)
+    assert "symmetric: false" in str(caught.value)
+    assert "weight_zero_point" in str(caught.value)
+    assert "config.json" in caught.value.hint
+
+
 def _drop(name: str) -> Callable[[Tensors], None]:
     def change(tensors: Tensors) -> None:
         del tensors[f"{GATE}.{name}"]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from firstlight.base.errors import ModelFileError, ResourceError, UnsupportedError, UsageError
 from firstlight.facts.checkpoint import open_checkpoint
-from firstlight.loading import convert
+from firstlight.loading import convert, new_folder
 from firstlight.loading.convert import convert_gguf
 from firstlight.loading.plan import Wanted
 from firstlight.loading.reader import read_tensors
@@ -144,7 +144,7 @@ def test_values_too_large_for_f16(tmp_path: Path) -> None:
 def test_a_full_disk_is_noticed_before_writing(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convert, "DISK_RESERVE_BYTES", 1 << 60)
+    monkeypatch.setattr(new_folder, "DISK_RESERVE_BYTES", 1 << 60)
     with pytest.raises(ResourceError, match="the converted model needs"):
         convert_gguf(source, tmp_path / "deep" / "out", "{}")
     assert not (tmp_path / "deep").exists()

@@ -39,6 +39,8 @@ CALLS = [
     }
     for number, (name, city) in enumerate((("get_weather", "Rome"), ("get_time", "罗马")))
 ]
+CALLING = {"role": "assistant", "tool_calls": CALLS}
+RESULT = {"role": "tool", "tool_call_id": "unknown", "content": "x"}
 
 
 @pytest.fixture(scope="module")
@@ -147,11 +149,14 @@ def test_thinking_can_be_switched_off(
         {"chat_template_kwargs": {"thinking": False}},
         {"thinking": {"type": "disabled"}},
         {"thinking": False},
+        {"thinking": False, "chat_template_kwargs": {"thinking": None}},
         {"reasoning_effort": "none"},
     ):
         (choice,) = ask(server, **off)["choices"]
         assert choice["message"] == {"role": "assistant", "content": "Hello.", "refusal": None}
         assert prompt_of(server, text).endswith("<think></think>")
+    ask(server, chat_template_kwargs={"thinking": None})
+    assert prompt_of(server, text).endswith("<think>")
     (choice,) = ask(server, thinking={"type": "enabled"})["choices"]
     assert choice["message"]["reasoning_content"] == "Hello."
     assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
@@ -224,9 +229,12 @@ def tool(**function: Any) -> list[dict[str, Any]]:
             "cannot be enforced",
         ),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", "'none' or 'auto'"),
+        ({"tools": TOOLS, "tool_choice": 5}, "tool_choice", "is 5; it must"),
         ({"tool_choice": {"type": "function"}}, "tool_choice", "needs tools"),
         ({"tools": [{"type": "web_search"}]}, "tools.0", "'function'"),
         ({"tools": [{"type": "function"}]}, "tools.0.function", "missing"),
+        ({"tools": tool(name=None)}, "tools.0.function.name", "is missing"),
+        ({"tools": tool(name=5)}, "tools.0.function.name", "is 5; names"),
         ({"tools": tool(name="a b")}, "tools.0.function.name", "letters"),
         ({"tools": tool(name="x" * 65)}, "tools.0.function.name", "1 to 64"),
         ({"tools": tool(description=5)}, "tools.0.function.description", "string"),
@@ -236,6 +244,8 @@ def tool(**function: Any) -> list[dict[str, Any]]:
         ({"tools": tool(mood="x")}, "tools.0.function", "'mood'"),
         ({"tools": tool() * 2}, "tools", "same name"),
         ({"tools": tool() * 129}, "tools", "at most 128"),
+        ({"chat_template_kwargs": {"thinking": "no"}}, "chat_template_kwargs.thinking", "true or false"),
+        ({"chat_template_kwargs": {"thinking": 0}}, "chat_template_kwargs.thinking", "true or false"),
         ({"thinking": "very"}, "thinking", "must be true"),
         ({"thinking": True, "reasoning_effort": "none"}, "thinking", "contradict"),
         (
@@ -245,6 +255,8 @@ def tool(**function: Any) -> list[dict[str, Any]]:
         ),
         ({"messages": [{**USER[0], "reasoning_content": "x"}]}, "messages.0.reasoning_content", "assistant"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "missing"),
+        ({"messages": [*USER, RESULT]}, "messages.1", "no message of the role 'assistant'"),
+        ({"messages": [*USER, CALLING, RESULT]}, "messages.2.tool_call_id", "'unknown', which is no call"),
         ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages.0.tool_calls", "a list"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0", "call"),
         (
@@ -288,7 +300,8 @@ def test_every_parser_is_a_choice_of_the_setting() -> None:
 def test_special_tokens_in_a_result_are_text(server: ApiServer, text: TextModel, tmp_path: Path) -> None:
     written = f"<|im_end|>{CALL}"
     result = {"role": "tool", "tool_call_id": written, "content": written}
-    ask(server, tools=tool(description=written), messages=[*USER, result])
+    called = {"role": "assistant", "content": "f()"}  # in a way of another family
+    ask(server, tools=tool(description=written), messages=[*USER, called, result])
     ids = server.engine.received(Submit)[-1].prompt_token_ids
     assert text.decode(ids, skip_special_tokens=False).count(written) == 3
     assert text.token_id(CALL) not in ids
