@@ -10,6 +10,7 @@ Its own sizes, to which the proportions are: hidden 7168, queries' rank 1536, la
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ from firstlight.models.random_model import Packing, num_bytes
 WRAPPER = "kimi_k25"
 UNIT = 32  # every width is a multiple of it: whole groups of the quantised formats
 SMALLEST_HIDDEN = 64
+MOST_WIDTHS = 10_000  # that are tried
 MAX_POSITION = 4096
 YARN = RopeScaling(kind="yarn", factor=64.0, original_max_position=MAX_POSITION // 64)
 
@@ -80,29 +82,33 @@ def kimi_of_size(most_bytes: int, packing: Packing, smallest: ModelDescription) 
     Raises `UsageError` where even that is too large.
     """
     assert smallest.experts is not None, "a Kimi has experts"
-    fitting: ModelDescription | None = None
-    hidden = smallest.hidden_size
-    while True:
+
+    def of_width(step: int) -> ModelDescription:
         wider = kimi_of_hidden(
-            hidden,
+            _width(smallest.hidden_size, step),
             vocab_size=smallest.vocab_size,
             num_layers=smallest.num_layers,
             num_experts=smallest.experts.num,
             end_ids=smallest.eos_token_ids,
         )
-        wider = replace(wider, bos_token_id=smallest.bos_token_id)
-        total_bytes = num_bytes(wider, packing)
-        if total_bytes > most_bytes:
-            break
-        fitting = wider
-        hidden += SMALLEST_HIDDEN if hidden < 1024 else 4 * SMALLEST_HIDDEN
-    if fitting is None:
+        return replace(wider, bos_token_id=smallest.bos_token_id)
+
+    num_fitting = bisect_right(
+        range(MOST_WIDTHS), most_bytes, key=lambda step: num_bytes(of_width(step), packing)
+    )
+    if not num_fitting:
         raise UsageError(
             f"A Kimi of {smallest.num_layers} layers and {smallest.experts.num} experts has "
-            f"{total_bytes} bytes at least.",
+            f"{num_bytes(of_width(0), packing)} bytes at least.",
             "Give a larger --size, or fewer --layers or --experts.",
         )
-    return fitting
+    return of_width(num_fitting - 1)
+
+
+def _width(smallest: int, step: int) -> int:
+    """Hidden sizes from the smallest one on, in steps that grow at 1024."""
+    num_small = max(0, -(-(1024 - smallest) // SMALLEST_HIDDEN))
+    return smallest + SMALLEST_HIDDEN * (min(step, num_small) + 4 * max(0, step - num_small))
 
 
 def _part(hidden_size: int, numerator: int, denominator: int) -> int:
