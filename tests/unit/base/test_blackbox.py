@@ -6,6 +6,8 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -217,10 +219,20 @@ def test_read_while_the_writer_is_stopped(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # thousands of processes; half a minute on a quiet machine
 def test_read_after_a_kill_at_any_instruction(tmp_path: Path) -> None:
+    """In a small process: a fork copies page tables, and the one that runs the tests may have gigabytes."""
+    code = "import runpy, sys; runpy.run_path(sys.argv[1])['kill_many'](sys.argv[2])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, __file__, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def kill_many(folder: str) -> None:
+    """Writers that are killed while they write, again and again; each time the box is read."""
     generator = random.Random(7)
     num_cut = 0
     for number in range(NUM_KILLS):
-        path = tmp_path / f"{number}.box"
+        path = Path(folder, f"{number}.box")
         create_box(path, role="rank", rank=0, run_id="r")
         started_r, started_w = os.pipe()
         pid = _fork(lambda path=path, fd=started_w: _write_for_ever(path, fd))
