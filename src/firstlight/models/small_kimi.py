@@ -82,13 +82,14 @@ def kimi_of_size(most_bytes: int, packing: Packing, smallest: ModelDescription) 
     Raises `UsageError` where even that is too large.
     """
     assert smallest.experts is not None, "a Kimi has experts"
+    num_experts = smallest.experts.num
 
     def of_width(step: int) -> ModelDescription:
         wider = kimi_of_hidden(
             _width(smallest.hidden_size, step),
             vocab_size=smallest.vocab_size,
             num_layers=smallest.num_layers,
-            num_experts=smallest.experts.num,
+            num_experts=num_experts,
             end_ids=smallest.eos_token_ids,
         )
         return replace(wider, bos_token_id=smallest.bos_token_id)
@@ -98,7 +99,7 @@ def kimi_of_size(most_bytes: int, packing: Packing, smallest: ModelDescription) 
     )
     if not num_fitting:
         raise UsageError(
-            f"A Kimi of {smallest.num_layers} layers and {smallest.experts.num} experts has "
+            f"A Kimi of {smallest.num_layers} layers and {num_experts} experts has "
             f"{num_bytes(of_width(0), packing)} bytes at least.",
             "Give a larger --size, or fewer --layers or --experts.",
         )
