@@ -1,6 +1,6 @@
 """A layer's experts, operator by operator: tokens sorted by expert, one product for each that has some.
 
-What backends without an operator of their own give for `Backend.expert_layer`, and the meaning of correct.
+What backends without operators of their own inherit from `ByOperators`, and the meaning of correct.
 Invariant: what a row gets depends on that row alone, with operators that are row-invariant.
 
 Shapes: T tokens, H hidden, E experts, K chosen ones, R rows of the products = T * K.
@@ -9,11 +9,16 @@ Shapes: T tokens, H hidden, E experts, K chosen ones, R rows of the products = T
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 import torch
 
 from firstlight.facts.description import Experts
-from firstlight.ops.groups import GroupedLinearOp
+from firstlight.ops.contract import GROUPED, LinearOp
+from firstlight.ops.grouped import GroupByGroup
+from firstlight.ops.groups import ExpertLayerOp, GroupedLinearOp
+from firstlight.ops.matrix import Matrix
 from firstlight.ops.routing import choose_experts
 
 
@@ -56,3 +61,25 @@ class SortedExperts:
         for place in range(1, num_chosen):
             out_TH = out_TH + out_TKH[:, place] * weights_TK[:, place : place + 1]  # noqa: N806
         return out_TH
+
+
+class _Operators(Protocol):
+    """What a backend brings along."""
+
+    def linear(self, weight: Matrix, *, role: str) -> LinearOp: ...
+
+    def gated_silu(self, gate_up_TI: torch.Tensor, /) -> torch.Tensor: ...  # noqa: N803 - shape suffix
+
+
+class ByOperators:
+    """Part of a backend: its products of groups and its experts, made of its own single products."""
+
+    def grouped_linear(self: _Operators, num_groups: int) -> GroupedLinearOp:
+        """See `contract.Backend`."""
+        return GroupByGroup(num_groups, partial(self.linear, role=GROUPED))
+
+    def expert_layer(
+        self: _Operators, rule: Experts, own: range, gate_up: GroupedLinearOp, down: GroupedLinearOp
+    ) -> ExpertLayerOp:
+        """See `contract.Backend`."""
+        return SortedExperts(rule, own, gate_up, down, self.gated_silu)

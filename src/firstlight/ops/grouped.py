@@ -1,7 +1,7 @@
 """Products with the weights of groups, one ordinary product for each group that has rows.
 
-What backends without an operator of their own give for `Backend.grouped_linear`, and the meaning of correct.
-Invariant: a row's bits are those that its group's own product gives it.
+What backends without an operator of their own inherit from `expert_layer.ByOperators`, and the meaning of
+correct. Invariant: a row's bits are those that its group's own product gives it.
 """
 
 from __future__ import annotations

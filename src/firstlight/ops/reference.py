@@ -16,12 +16,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
-from firstlight.facts.description import Experts
 from firstlight.ops import sparse_attention
-from firstlight.ops.contract import GROUPED, HEADS, AttentionShape, LinearOp, MatrixKind, StepRows
-from firstlight.ops.expert_layer import SortedExperts
+from firstlight.ops.contract import HEADS, AttentionShape, LinearOp, MatrixKind, StepRows
+from firstlight.ops.expert_layer import ByOperators
 from firstlight.ops.grouped import GroupByGroup
-from firstlight.ops.groups import ExpertLayerOp, GroupedLinearOp, HeadsOp
+from firstlight.ops.groups import HeadsOp
 from firstlight.ops.heads import HeadsByGroup
 from firstlight.ops.kv_rows import chosen, unpack
 from firstlight.ops.matrix import Matrix
@@ -67,7 +66,7 @@ class ReferencePlan:
     slots: torch.Tensor | None = None
 
 
-class ReferenceBackend:
+class ReferenceBackend(ByOperators):
     """See `contract.Backend`."""
 
     name = "reference"
@@ -91,14 +90,6 @@ class ReferenceBackend:
 
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         return ReferenceLinear(weight.dequantize())
-
-    def grouped_linear(self, num_groups: int) -> GroupedLinearOp:
-        return GroupByGroup(num_groups, partial(self.linear, role=GROUPED))
-
-    def expert_layer(
-        self, rule: Experts, own: range, gate_up: GroupedLinearOp, down: GroupedLinearOp
-    ) -> ExpertLayerOp:
-        return SortedExperts(rule, own, gate_up, down, self.gated_silu)
 
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         return HeadsByGroup(GroupByGroup(len(weights), partial(self.linear, role=HEADS)), weights)

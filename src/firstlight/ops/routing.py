@@ -1,6 +1,7 @@
 """Which experts a token goes to, and with which weights: the same few torch operators on every device.
 
-Called by `models.layers.moe`. Invariant: a row of the result depends on that row of the scores alone.
+Called by `expert_layer`; `native/experts.h` is the same. Invariant: a row of the result depends on that row
+of the scores alone.
 
 Shapes: T tokens, E experts, K chosen ones, G groups of experts.
 """

@@ -2,16 +2,12 @@
 
 Used by `moe`. Parts of one group are stacked along its outputs, as in `linear`. Invariant: a group is laid
 out, and its raw blocks dropped, as soon as its last part has arrived.
-
-Shapes: R rows, G groups, O outputs, I inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-
-import torch
 
 from firstlight.base.errors import UnsupportedError
 from firstlight.facts.checkpoint import Checkpoint
@@ -28,22 +24,13 @@ class GroupedLinear:
 
     def __init__(self, declare: Declaration, groups: Sequence[Sequence[Wanted]]) -> None:
         self._groups = groups
-        self._op = declare.ops.grouped_linear(len(groups))
+        self.operator: GroupedLinearOp = declare.ops.grouped_linear(len(groups))
         self._arrived: dict[int, dict[str, Weight]] = {}
         self._format: str | None = None
         declare.will_lay_out(self._kinds)
         for group, parts in enumerate(groups):
             for part in parts:
                 declare.want(part, partial(self._take, group, part))
-
-    @property
-    def operator(self) -> GroupedLinearOp:
-        """The resident operator."""
-        return self._op
-
-    def __call__(self, x_RI: torch.Tensor, starts_G1: torch.Tensor) -> torch.Tensor:
-        """See `contract.GroupedLinearOp`."""
-        return self._op(x_RI, starts_G1)
 
     def _kinds(self, checkpoint: Checkpoint) -> list[MatrixKind]:
         kinds = []
@@ -68,4 +55,4 @@ class GroupedLinear:
         if len(arrived) == len(self._groups[group]):
             del self._arrived[group]
             whole = stack([arrived[wanted.name] for wanted in self._groups[group]])
-            self._op.put(group, StoredMatrix(whole))
+            self.operator.put(group, StoredMatrix(whole))

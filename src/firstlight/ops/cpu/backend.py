@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
-from firstlight.facts.description import Experts
 from firstlight.ops import padded_attention, sparse_attention
-from firstlight.ops.contract import GROUPED, HEADS, ROUTER, AttentionShape, LinearOp, MatrixKind, StepRows
+from firstlight.ops.contract import HEADS, ROUTER, AttentionShape, LinearOp, MatrixKind, StepRows
 from firstlight.ops.cpu.layouts import FloatLinear, weight_error
 from firstlight.ops.cpu.select import Choice, choose
-from firstlight.ops.expert_layer import SortedExperts
-from firstlight.ops.grouped import GroupByGroup
-from firstlight.ops.groups import ExpertLayerOp, GroupedLinearOp, HeadsOp
+from firstlight.ops.expert_layer import ByOperators
+from firstlight.ops.groups import HeadsOp
 from firstlight.ops.heads import HeadsByBatch
 from firstlight.ops.matrix import Matrix
 from firstlight.ops.outputs import pick
@@ -40,7 +37,7 @@ class CpuAttentionPlan:
     batches: list[padded_attention.Batch]
 
 
-class CpuBackend:
+class CpuBackend(ByOperators):
     """See `contract.Backend`. `prepare` must run before the first `linear`."""
 
     name = "cpu"
@@ -84,14 +81,6 @@ class CpuBackend:
             sample = weight.first_rows(ERROR_SAMPLE_ROWS)
             self.errors[kind] = max(weight_error(name, sample) for name in (choice.few, choice.many))
         return choice.build(weight)
-
-    def grouped_linear(self, num_groups: int) -> GroupedLinearOp:
-        return GroupByGroup(num_groups, partial(self.linear, role=GROUPED))
-
-    def expert_layer(
-        self, rule: Experts, own: range, gate_up: GroupedLinearOp, down: GroupedLinearOp
-    ) -> ExpertLayerOp:
-        return SortedExperts(rule, own, gate_up, down, self.gated_silu)
 
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         return HeadsByBatch(weights, torch.float32, self.device)

@@ -8,19 +8,16 @@ it with the reference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
 from firstlight.base.errors import ResourceError, UnsupportedError
-from firstlight.facts.description import Experts
 from firstlight.ops import padded_attention
-from firstlight.ops.contract import GROUPED, ROUTER, AttentionShape, LinearOp, MatrixKind, StepRows
-from firstlight.ops.expert_layer import SortedExperts
-from firstlight.ops.grouped import GroupByGroup
-from firstlight.ops.groups import ExpertLayerOp, GroupedLinearOp, HeadsOp
+from firstlight.ops.contract import ROUTER, AttentionShape, LinearOp, MatrixKind, StepRows
+from firstlight.ops.expert_layer import ByOperators
+from firstlight.ops.groups import HeadsOp
 from firstlight.ops.heads import HeadsByBatch
 from firstlight.ops.kv_rows import name_of, refused
 from firstlight.ops.matrix import Matrix
@@ -46,7 +43,7 @@ class CudaLinear:
         return self.weight_OI.index_select(0, indices_T).float()
 
 
-class CudaBackend:
+class CudaBackend(ByOperators):
     """See `contract.Backend`."""
 
     name = "cuda"
@@ -95,14 +92,6 @@ class CudaBackend:
         dtype = torch.float32 if role == ROUTER else self.key_dtype
         dense = weight.dequantize().to(dtype).to(self.device)
         return CudaLinear(dense, float_result=role == "head")
-
-    def grouped_linear(self, num_groups: int) -> GroupedLinearOp:
-        return GroupByGroup(num_groups, partial(self.linear, role=GROUPED))
-
-    def expert_layer(
-        self, rule: Experts, own: range, gate_up: GroupedLinearOp, down: GroupedLinearOp
-    ) -> ExpertLayerOp:
-        return SortedExperts(rule, own, gate_up, down, self.gated_silu)
 
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         return HeadsByBatch(weights, self.key_dtype, self.device)
