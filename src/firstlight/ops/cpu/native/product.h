@@ -8,6 +8,7 @@
 #include "formats.h"
 #include "program.h"
 #include "simd.h"
+#include "wide.h"
 
 #if defined(FL_VNNI)
 constexpr int MAX_ROWS = 8, MAX_TILES = 2;
@@ -64,6 +65,10 @@ static inline void dot_group(const uint8_t* const* p, const Group* const* rows, 
 template <int32_t FORMAT, int R, int T>
 static inline void multiply_codes(const uint8_t* tile, int64_t tile_stride, int64_t num_groups, const Group* activations,
                                   f8 (*out)[T]) {
+#if defined(FL_VNNI)
+    if constexpr (T == 2 && FORMAT != Q6_NESTED)
+        return multiply_pair<FORMAT, R>(tile, tile_stride, num_groups, activations, raised_by<FORMAT>(), out);
+#endif
     f8 sums[R][T];
     for (int r = 0; r < R; r++)
         for (int t = 0; t < T; t++) sums[r][t] = f8{};
@@ -72,6 +77,7 @@ static inline void multiply_codes(const uint8_t* tile, int64_t tile_stride, int6
         const Group* rows[R];
         i8 dots[R][2][T];  // the second of formats whose halves have scales of their own
         for (int t = 0; t < T; t++) p[t] = tile + t * tile_stride + group_at(FORMAT, g);
+        for (int t = 0; t < T; t++) fetch_ahead(p[t], group_bytes(FORMAT));
         for (int r = 0; r < R; r++) rows[r] = activations + r * num_groups + g;
         dot_group<FORMAT, R, T>(p, rows, dots);
         for (int t = 0; t < T; t++) {
