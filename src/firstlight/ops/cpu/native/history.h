@@ -38,16 +38,49 @@ struct Stretch {
     const int64_t* branch;
 };
 
+// The slots of a stretch, position by position. In the meantime the processor fetches the rows a page further on: pages
+// lie anywhere, so it cannot know them by itself.
+template <bool OF_BRANCH>
+class Slots {
+  public:
+    Slots(const Step& step, const Stretch& stretch)
+        : stretch(stretch), pages(step.pages + stretch.sequence * step.table_width), page_size(step.page_size),
+          num_pages(step.table_width), page(stretch.first / page_size), within(stretch.first % page_size) {}
+
+    // Of `position`; asked for each in their order.
+    int64_t of(int64_t position) {
+        if constexpr (OF_BRANCH) {
+            int64_t place = stretch.branch[position - stretch.root];
+            return pages[place / page_size] * page_size + place % page_size;
+        }
+        int64_t slot = pages[page] * page_size + within;
+        if (++within == page_size) within = 0, page++;
+        return slot;
+    }
+
+    // A page behind the position that is asked for next. `rows`: that of slot 0, `apart` bytes from the next.
+    void fetch_ahead(const uint8_t* rows, int64_t apart, int64_t num_bytes) const {
+        if (OF_BRANCH || page + 1 >= num_pages) return;
+        const uint8_t* row = rows + (pages[page + 1] * page_size + within) * apart;
+        for (int64_t at = 0; at < num_bytes; at += 64) __builtin_prefetch(row + at);
+    }
+
+  private:
+    const Stretch& stretch;
+    const int64_t* pages;
+    int64_t page_size, num_pages, page, within;
+};
+
 // Latents of a stretch as padded floats: keys, and values as their beginnings.
 template <typename Row, bool OF_BRANCH>
 static inline void read_latents(const Context& c, const Heads& h, const Op& op, const Stretch& at, float* keys) {
-    const Step& s = *c.step;
-    const int64_t* pages = s.pages + at.sequence * s.table_width;
     constexpr int64_t EACH = Row::VALUE_BYTES;
+    int64_t row_bytes = h.size * EACH + Row::TAIL_BYTES;
+    const uint8_t* latents = (const uint8_t*)op.p[1];
+    Slots<OF_BRANCH> slots(*c.step, at);
     for (int64_t position = at.first; position < at.end; position++) {
-        int64_t place = OF_BRANCH ? at.branch[position - at.root] : position;
-        int64_t slot = pages[place / s.page_size] * s.page_size + place % s.page_size;
-        const uint8_t* latent = (const uint8_t*)op.p[1] + slot * (h.size * EACH + Row::TAIL_BYTES);
+        slots.fetch_ahead(latents, row_bytes, row_bytes);
+        const uint8_t* latent = latents + slots.of(position) * row_bytes;
         Row row(latent, h.size);
         float* to = keys + (position % SPAN) * h.padded;
         int64_t i = 0;
@@ -65,17 +98,17 @@ static inline void read_latents(const Context& c, const Heads& h, const Op& op, 
 template <typename Row, bool OF_BRANCH>
 static inline void read_rows(const Context& c, const Heads& h, const Op& op, const Stretch& at, float* keys,
                              float* values) {
-    const Step& s = *c.step;
-    const int64_t* pages = s.pages + at.sequence * s.table_width;
-    int64_t kv_head = at.kv_head;
-    constexpr int64_t EACH = Row::VALUE_BYTES;
-    int64_t row_bytes = h.size * EACH + Row::TAIL_BYTES;
     if (h.is_latent) return read_latents<Row, OF_BRANCH>(c, h, op, at, keys);
+    constexpr int64_t EACH = Row::VALUE_BYTES;
+    int64_t row_bytes = h.size * EACH + Row::TAIL_BYTES, slot_bytes = h.num_kv_heads * row_bytes;
+    const uint8_t* all_keys = (const uint8_t*)op.p[1] + at.kv_head * row_bytes;
+    const uint8_t* all_values = (const uint8_t*)op.p[2] + at.kv_head * row_bytes;
+    Slots<OF_BRANCH> slots(*c.step, at);
     for (int64_t position = at.first; position < at.end; position++) {
-        int64_t place = OF_BRANCH ? at.branch[position - at.root] : position;
-        int64_t slot = pages[place / s.page_size] * s.page_size + place % s.page_size;
-        const uint8_t* key = (const uint8_t*)op.p[1] + (slot * h.num_kv_heads + kv_head) * row_bytes;
-        const uint8_t* value = (const uint8_t*)op.p[2] + (slot * h.num_kv_heads + kv_head) * row_bytes;
+        slots.fetch_ahead(all_keys, slot_bytes, row_bytes);
+        slots.fetch_ahead(all_values, slot_bytes, row_bytes);
+        int64_t at_slot = slots.of(position) * slot_bytes;
+        const uint8_t *key = all_keys + at_slot, *value = all_values + at_slot;
         Row key_row(key, h.size), value_row(value, h.size);
         float* k = keys + (position % SPAN) * h.padded;
         float* v = values + (position % SPAN) * h.padded;
