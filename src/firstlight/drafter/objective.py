@@ -57,7 +57,8 @@ class Teacher:
     def _logits(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
         wide = final_QH.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.norm_eps)
-        return wide * (scale / self.temperature) * self.norm @ self.head_RH.t()
+        # Under autocast the product is bfloat16, too coarse for probabilities.
+        return (wide * (scale / self.temperature) * self.norm @ self.head_RH.t()).float()
 
 
 def make_teacher(ends: Ends, ids_R: torch.Tensor, norm_eps: float) -> Teacher:  # noqa: N803
