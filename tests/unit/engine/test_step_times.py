@@ -30,7 +30,7 @@ class Model:
     [
         ({"max_num_seqs": 32}, 100, ROWS),
         ({"max_num_seqs": 5}, 100, (1, 2, 4)),
-        ({"max_num_seqs": 32}, 13, (1, 2, 4)),  # a sequence of 12 tokens takes 3 pages
+        ({"max_num_seqs": 32}, 25, (1, 2, 4)),  # a sequence of 22 tokens takes 6 pages
         ({"max_num_seqs": 32, "max_model_len": 2}, 100, (1,)),  # it ends with its first token
     ],
 )
@@ -52,7 +52,8 @@ def test_every_size_that_fits_is_run(section: dict[str, int], pages: int, sizes:
 @pytest.mark.parametrize(
     ("seconds", "num_steps"),
     [
-        ({1: 0.01, 2: 0.015}, {1: 2, 2: 2}),  # short ones twice
+        ({1: 0.001, 2: 0.008}, {1: 4, 2: 3}),  # short ones until 20 milliseconds are over, at most four times
+        ({1: 0.01, 2: 0.015}, {1: 2, 2: 2}),  # and at least twice
         ({1: 0.03, 2: 0.05, 4: 0.08}, {1: 2, 2: 1, 4: 1}),  # long ones once, but the first
         ({1: 0.03, 2: 0.09, 4: 0.1}, {1: 2, 2: 2, 4: 1}),  # unless they are longer than they can be
     ],

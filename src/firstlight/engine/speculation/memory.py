@@ -8,8 +8,9 @@ from __future__ import annotations
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.drafter import Tree
 
-# After so many steps in a row whose drafts were wrong, a sequence is left alone for a while, ever longer.
-MAX_MISSES = 3
+# After so many steps in a row whose drafts were wrong, a sequence is left alone for a while, ever longer. Of a model
+# that is right half the time, three misses say nothing: they come one time in eight.
+MAX_MISSES, MAX_MISSES_OF_MODEL = 3, 8
 SHORTEST_PAUSE, LONGEST_PAUSE = 4, 64  # tokens
 
 
@@ -28,14 +29,14 @@ class DraftMemory:
         self.pause = SHORTEST_PAUSE
         self.resume_at = 0
 
-    def record(self, num_accepted: int, num_tokens: int) -> None:
+    def record(self, num_accepted: int, num_tokens: int, max_misses: int) -> None:
         """Drafts were verified; the sequence has `num_tokens` now."""
         if num_accepted:
             self.num_misses, self.pause = 0, SHORTEST_PAUSE
             return
         self.num_misses += 1
-        if self.num_misses >= MAX_MISSES:
-            self.num_misses = MAX_MISSES - 1  # after the pause, one more look
+        if self.num_misses >= max_misses:
+            self.num_misses = max_misses - 1  # after the pause, one more look
             self.resume_at = num_tokens + self.pause
             self.pause = min(2 * self.pause, LONGEST_PAUSE)
 

@@ -15,7 +15,7 @@ from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.counts import DraftCounts
 from firstlight.engine.speculation.drafter import Drafter, Tree, TreeDrafter
-from firstlight.engine.speculation.memory import memory_of
+from firstlight.engine.speculation.memory import MAX_MISSES, MAX_MISSES_OF_MODEL, memory_of
 from firstlight.engine.speculation.policy import Policy
 from firstlight.engine.speculation.rule import Rule
 from firstlight.engine.speculation.shape import NOTHING, Shape
@@ -31,6 +31,7 @@ class Speculation:
         largest = policy.largest
         self.counts = DraftCounts(drafter.name, policy.most, top_k=largest.top_k, most_nodes=largest.nodes)
         self._propose_s = 0.0
+        self._max_misses = MAX_MISSES_OF_MODEL if drafter.is_model else MAX_MISSES
 
     def begin(self, times_s: Mapping[int, float]) -> None:
         """The engine serves from now on: drafts may be made."""
@@ -71,7 +72,7 @@ class Speculation:
                     self.policy.record(drafted, accepted)
                 else:
                     depth = self._record_tree(memory.tree, output)
-                memory.record(accepted, sequence.num_tokens)
+                memory.record(accepted, sequence.num_tokens, self._max_misses)
             is_hit = sequence.num_cached > 0
             self.counts.record(drafted, accepted, sequence.num_tokens, is_hit=is_hit, depth=depth)
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from firstlight.engine.speculation.memory import LONGEST_PAUSE, MAX_MISSES, SHORTEST_PAUSE, DraftMemory
+from firstlight.engine.speculation.memory import (
+    LONGEST_PAUSE,
+    MAX_MISSES,
+    MAX_MISSES_OF_MODEL,
+    SHORTEST_PAUSE,
+    DraftMemory,
+)
 from firstlight.engine.speculation.policy import STEPS_BETWEEN_LOOKS, Policy, StepTimes
 from firstlight.engine.speculation.shape import NOTHING, Shape, chain
 
@@ -105,17 +111,20 @@ def test_a_step_longer_than_any_at_the_start_is_taken_as_it_is() -> None:
     assert times.of(33) == pytest.approx(33.0)
 
 
-def test_a_sequence_whose_drafts_are_wrong_is_left_alone_for_a_while() -> None:
+@pytest.mark.parametrize("most", [MAX_MISSES, MAX_MISSES_OF_MODEL])
+def test_a_sequence_whose_drafts_are_wrong_is_left_alone_for_a_while(most: int) -> None:
     memory = DraftMemory()
-    for _ in range(MAX_MISSES):
-        memory.record(0, 100)
+    for _ in range(most - 1):
+        memory.record(0, 100, most)
+    assert memory.resume_at == 0
+    memory.record(0, 100, most)
     assert memory.resume_at == 100 + SHORTEST_PAUSE
     for _ in range(10):
-        memory.record(0, 200)
+        memory.record(0, 200, most)
     assert memory.resume_at == 200 + LONGEST_PAUSE
-    memory.record(1, 300)
-    for _ in range(MAX_MISSES):
-        memory.record(0, 300)
+    memory.record(1, 300, most)
+    for _ in range(most):
+        memory.record(0, 300, most)
     assert memory.resume_at == 300 + SHORTEST_PAUSE
 
 
