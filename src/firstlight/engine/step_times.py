@@ -20,8 +20,8 @@ MORE_ROWS = (32, 64)  # of engines that draft: a few drafts each for several seq
 BUDGET_S = 0.25  # longer steps are not waited for: they follow from the line through the last two sizes
 DRAFT_BUDGET_S = 0.1  # for the drafts' own times
 _STEPS, _MOST_STEPS = 2, 4  # of each size; the quickest one counts
-# A step that long is run once, if it takes no longer than two of half its size; and more than two are run while they
-# take less together: of quick steps two are easily both disturbed.
+# A step that long is run once, if it takes no longer than two of half its size; and more than two are run
+# while they take less together: of quick steps two are easily both disturbed.
 _LONG_S = 0.02
 _STRIDE = 7919
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.drafter import Tree
 
-# After so many steps in a row whose drafts were wrong, a sequence is left alone for a while, ever longer. Of a model
-# that is right half the time, three misses say nothing: they come one time in eight.
+# After so many steps in a row whose drafts were wrong, a sequence is left alone for a while, ever longer.
+# Of a model that is right half the time, three misses say nothing: they come one time in eight.
 MAX_MISSES, MAX_MISSES_OF_MODEL = 3, 8
 SHORTEST_PAUSE, LONGEST_PAUSE = 4, 64  # tokens
 
