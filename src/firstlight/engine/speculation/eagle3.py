@@ -38,7 +38,7 @@ class Source(Protocol):
     def rows(self) -> StepRows: ...
 
 
-class Eagle3ChainDrafter:
+class Eagle3TreeDrafter:
     """See the module. `ids_R`: the target's id of each draft id, int64. `max_rows`: drafts at once."""
 
     name = "eagle3"
