@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from firstlight.engine.speculation.common_prefix import common_prefix
 from firstlight.models.eagle3 import DraftCache, Eagle3Drafter
 from firstlight.models.eagle3_unroll import UnrollRows
 
@@ -39,12 +40,9 @@ def run_chain(tokens: list[int], first: int, k: int, propose: Propose) -> Rounds
     accepted = [0] * k
     while index + 1 < len(tokens):
         right = tokens[index + 1 : index + 1 + k]
-        taken = 0
-        for draft, token in zip(propose(index, len(right)), right, strict=False):
-            if draft != token:
-                break
-            accepted[taken] += 1
-            taken += 1
+        taken = common_prefix(propose(index, len(right)), right)
+        for place in range(taken):
+            accepted[place] += 1
         step = min(taken + 1, len(tokens) - 1 - index)
         index, num_rounds, emitted = index + taken + 1, num_rounds + 1, emitted + step
     return Rounds(num_rounds, emitted, tuple(accepted))
