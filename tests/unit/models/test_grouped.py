@@ -17,6 +17,7 @@ from firstlight.loading.plan import Wanted
 from firstlight.loading.reader import read_tensors
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.expanding import Expanding
+from firstlight.models.layers.grouped import GroupedLinear
 from firstlight.models.registry import find
 from firstlight.ops.collectives import Group
 from firstlight.ops.contract import Backend
@@ -71,6 +72,17 @@ def test_our_own_kernels_refuse_such_experts_by_name_and_with_a_remedy(
 
 def test_the_remedy_works(folder: Path) -> None:
     load(folder, CpuBackend("test"))
+
+
+def test_parts_of_one_expert_in_different_orders_are_named() -> None:
+    declare = Declaration(CpuBackend("test"), Group())
+    gate, up = (Wanted.whole(f"experts.7.{name}.weight", (32, 64)) for name in ("gate_proj", "up_proj"))
+    GroupedLinear(declare, [[gate, up]])
+    stored = matrix(random_values(32, 64), "INT4")._weight
+    declare.deliver(gate, stored)
+    with pytest.raises(UnsupportedError, match=r"experts\.7\.gate_proj and experts\.7\.up_proj") as caught:
+        declare.deliver(up, replace(stored, order=torch.arange(64).flip(0)))
+    assert "without desc_act" in caught.value.hint
 
 
 def test_heads_of_latent_attention_are_named_too(native: NativeBackend) -> None:

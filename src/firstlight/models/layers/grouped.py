@@ -13,7 +13,7 @@ from firstlight.base.errors import UnsupportedError
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
-from firstlight.models.layers.linear import StoredMatrix, stack
+from firstlight.models.layers.linear import StoredMatrix, same_order, stack
 from firstlight.ops.contract import GROUPED, Backend, MatrixKind
 from firstlight.ops.groups import GroupedLinearOp
 from firstlight.quant.weight import Weight
@@ -66,5 +66,12 @@ class GroupedLinear:
         arrived[part.name] = weight
         if len(arrived) == len(self._groups[group]):
             del self._arrived[group]
-            whole = stack([arrived[wanted.name] for wanted in self._groups[group]])
-            self.operator.put(group, StoredMatrix(whole))
+            weights = [arrived[wanted.name] for wanted in self._groups[group]]
+            if not all(same_order(weights[0], one) for one in weights):
+                modules = " and ".join(wanted.name.removesuffix(".weight") for wanted in self._groups[group])
+                raise UnsupportedError(
+                    f"the weights of {modules} have their columns in different orders (GPTQ's desc_act), and "
+                    "are multiplied together.",
+                    "Use a file made without desc_act.",
+                )
+            self.operator.put(group, StoredMatrix(stack(weights)))
