@@ -20,7 +20,7 @@ from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.drafter import Drafter, Tree, TreeDrafter
-from firstlight.engine.speculation.eagle3 import Eagle3ChainDrafter
+from firstlight.engine.speculation.eagle3 import Eagle3TreeDrafter
 from firstlight.engine.speculation.eagle3_native import NativeLayer
 from firstlight.engine.speculation.places import slots_of
 from firstlight.engine.speculation.shape import Shape
@@ -34,7 +34,7 @@ from support.knowing import KnowingTrees
 VOCABULARY, LENGTH, NUM = 96, 128, 3
 DESCRIPTION = tiny_description(num_layers=4, vocab_size=VOCABULARY, max_position=LENGTH)
 SIZES: dict[str, Any] = {"max_num_seqs": 8, "max_batched_tokens": 64, "page_size_tokens": 4}
-Make = Callable[[Eagle3ChainDrafter], Drafter]
+Make = Callable[[Eagle3TreeDrafter], Drafter]
 
 
 def write_pair(folder: Path, **changes: Any) -> tuple[Path, Path]:
@@ -67,7 +67,7 @@ class Checked:
     name = "checked"
     is_model = False
 
-    def __init__(self, drafter: Eagle3ChainDrafter, told: Drafter, knowing: KnowingTrees, pair: Pair) -> None:
+    def __init__(self, drafter: Eagle3TreeDrafter, told: Drafter, knowing: KnowingTrees, pair: Pair) -> None:
         self._drafter, self._told, self._knowing, self._pair = drafter, told, knowing, pair
         self.layers = drafter.layers
         self.num_seen = 0
@@ -112,9 +112,9 @@ class Pair:
         self.num_cached = 0
 
     @property
-    def drafter(self) -> Eagle3ChainDrafter:
+    def drafter(self) -> Eagle3TreeDrafter:
         found = self.engine.started.drafter
-        assert isinstance(found, Eagle3ChainDrafter)
+        assert isinstance(found, Eagle3TreeDrafter)
         return found
 
     def run(
@@ -135,7 +135,7 @@ class Pair:
         self.num_cached = sum(result.num_cached_tokens for result in results.values())
         return checked.num_seen
 
-    def check(self, drafter: Eagle3ChainDrafter, sequence: Sequence, drafts: list[int]) -> None:
+    def check(self, drafter: Eagle3TreeDrafter, sequence: Sequence, drafts: list[int]) -> None:
         """Asserts that a sequence's slots hold what its text gives, and the drafts are that text's."""
         num = sequence.num_tokens - 1
         whole = self.whole(sequence.tokens, sequence.params)
@@ -169,13 +169,13 @@ class Pair:
         return self._beside.started.runner.states.clone()
 
     @property
-    def other(self) -> Eagle3ChainDrafter:
+    def other(self) -> Eagle3TreeDrafter:
         found = self._beside.started.drafter
-        assert isinstance(found, Eagle3ChainDrafter)
+        assert isinstance(found, Eagle3TreeDrafter)
         return found
 
 
-def _content(drafter: Eagle3ChainDrafter, slots: np.ndarray) -> dict[str, torch.Tensor]:
+def _content(drafter: Eagle3TreeDrafter, slots: np.ndarray) -> dict[str, torch.Tensor]:
     """What stands in the slots; a first token has no keys, because there is no state before it."""
     drafter.catch_up()
     layer: Any = drafter._layer

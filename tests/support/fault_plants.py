@@ -26,7 +26,7 @@ from firstlight.drafter.shards import Shard, read_shard, write_shard
 from firstlight.drafter.target import read_ends
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
-from firstlight.engine.speculation.eagle3 import Eagle3ChainDrafter
+from firstlight.engine.speculation.eagle3 import Eagle3TreeDrafter
 from firstlight.engine.speculation.eagle3_plain import PlainLayer
 from firstlight.engine.speculation.places import slots_of
 from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
@@ -275,17 +275,17 @@ def fc_skipped(patch: Patch) -> None:
 
 def drafted_keys_kept(patch: Patch) -> None:
     """16: keys of accepted drafts stay as they were drafted."""
-    observe, propose = Eagle3ChainDrafter.observe, Eagle3ChainDrafter.propose
+    observe, propose = Eagle3TreeDrafter.observe, Eagle3TreeDrafter.propose
     scratch: dict[str, Any] = {}
 
-    def proposing(self: Eagle3ChainDrafter, sequences: Rows[Sequence], num: int) -> list[list[int]]:
+    def proposing(self: Eagle3TreeDrafter, sequences: Rows[Sequence], num: int) -> list[list[int]]:
         drafts = propose(self, sequences, num)
         asked = [sequence for sequence in sequences if len(sequence.tokens) > 1]
         scratch.clear()
         scratch.update({s.request_id: self._places.scratch(row) for row, s in enumerate(asked)})
         return drafts
 
-    def observing(self: Eagle3ChainDrafter, plan: StepPlan, sequences: Rows[Sequence]) -> None:
+    def observing(self: Eagle3TreeDrafter, plan: StepPlan, sequences: Rows[Sequence]) -> None:
         observe(self, plan, sequences)
         self.catch_up()  # what is written late would hide the fault
         layer: Any = self._layer
@@ -299,16 +299,16 @@ def drafted_keys_kept(patch: Patch) -> None:
                 for pool in (layer.keys, layer.values):
                     pool[slots[known + place]] = pool[drafted[place + 1]]
 
-    patch.setattr(Eagle3ChainDrafter, "propose", proposing)
-    patch.setattr(Eagle3ChainDrafter, "observe", observing)
+    patch.setattr(Eagle3TreeDrafter, "propose", proposing)
+    patch.setattr(Eagle3TreeDrafter, "observe", observing)
 
 
 def prefix_without_keys(patch: Patch) -> None:
     """17: pages are hit whose draft keys were never written."""
-    observe = Eagle3ChainDrafter.observe
+    observe = Eagle3TreeDrafter.observe
     seen: set[str] = set()
 
-    def observing(self: Eagle3ChainDrafter, plan: StepPlan, sequences: Rows[Sequence]) -> None:
+    def observing(self: Eagle3TreeDrafter, plan: StepPlan, sequences: Rows[Sequence]) -> None:
         layer: Any = self._layer
         for sequence in sequences:
             if sequence.request_id not in seen and sequence.num_cached:
@@ -319,4 +319,4 @@ def prefix_without_keys(patch: Patch) -> None:
             seen.add(sequence.request_id)
         observe(self, plan, sequences)
 
-    patch.setattr(Eagle3ChainDrafter, "observe", observing)
+    patch.setattr(Eagle3TreeDrafter, "observe", observing)

@@ -159,11 +159,14 @@ def _predicted(options: ProfileOptions, answer: Answer, url: str) -> tuple[Predi
 
 
 def _given(options: ProfileOptions, answer: Answer, url: str) -> Given:
+    from firstlight.base.loopback import is_here
+    from firstlight.base.urls import server_address
     from firstlight.bench.machine_rates import read_bytes_per_s
     from firstlight.bench.step_prediction import Given, is_gpu
 
     rate, points = options.memory_rate, options.all_reduce_times
-    is_measured = rate is None and _is_here(url) and not is_gpu(answer.info)
+    is_local = is_here(server_address(url).hostname or "")
+    is_measured = rate is None and is_local and not is_gpu(answer.info)
     return Given(
         model=options.model,
         memory_bytes_per_s=None if rate is None else plan_values.rate("--memory-rate", rate),
@@ -171,9 +174,3 @@ def _given(options: ProfileOptions, answer: Answer, url: str) -> Given:
         layer_s=None if options.layer_time is None else options.layer_time * 1e-6,
         all_reduce=None if points is None else tuple(plan_values.points("--all-reduce-times", points)),
     )
-
-
-def _is_here(url: str) -> bool:
-    from firstlight.base.urls import server_address
-
-    return server_address(url).hostname in ("127.0.0.1", "localhost", "::1")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from firstlight.base import loopback
 from firstlight.doctor.identity import option
 from firstlight.doctor.target import Engine
 
@@ -76,8 +77,8 @@ def address_of(engine: Engine, command: Sequence[str]) -> tuple[str, int] | None
 
 
 def reachable(host: str) -> str:
-    """The address by which this machine reaches a server that listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(host, host)
+    """As `loopback.reachable`, and an address for `localhost`: where it is silent, the other one is asked."""
+    return "127.0.0.1" if host == "localhost" else loopback.reachable(host)
 
 
 def _number(command: Sequence[str], names: Sequence[str]) -> int | None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from firstlight.engine.speculation.common_prefix import common_prefix
+from firstlight.engine.speculation.ngram import continuation
 from firstlight.models.eagle3 import DraftCache, Eagle3Drafter
 from firstlight.models.eagle3_unroll import UnrollRows
 
 Propose = Callable[[int, int], list[int]]  # (index j, k): guesses of x_{j+2}, x_{j+3}, ...
-NGRAM_TOKENS = (3, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,9 @@ def run_chain(tokens: list[int], first: int, k: int, propose: Propose) -> Rounds
     accepted = [0] * k
     while index + 1 < len(tokens):
         right = tokens[index + 1 : index + 1 + k]
-        taken = 0
-        for draft, token in zip(propose(index, len(right)), right, strict=False):
-            if draft != token:
-                break
-            accepted[taken] += 1
-            taken += 1
+        taken = common_prefix(propose(index, len(right)), right)
+        for place in range(taken):
+            accepted[place] += 1
         step = min(taken + 1, len(tokens) - 1 - index)
         index, num_rounds, emitted = index + taken + 1, num_rounds + 1, emitted + step
     return Rounds(num_rounds, emitted, tuple(accepted))
@@ -100,15 +99,6 @@ def unrolled_proposer(
 
 
 def ngram_proposer(tokens: list[int]) -> Propose:
-    """Prompt lookup: what followed the last time that the newest tokens stood together."""
-
-    def propose(index: int, k: int) -> list[int]:
-        known = tokens[: index + 1]
-        for size in NGRAM_TOKENS:
-            tail = known[-size:]
-            for start in range(len(known) - size - 1, -1, -1):
-                if known[start : start + size] == tail:
-                    return known[start + size : start + size + k]
-        return []
-
-    return propose
+    """Prompt lookup as the engine does it: what `--drafter ngram` would guess."""
+    known = np.array(tokens, np.int64)
+    return lambda index, k: continuation(known[: index + 1], k)

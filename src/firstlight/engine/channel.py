@@ -38,6 +38,8 @@ class RequestChannel:
         self._outputs = self._context.socket(zmq.PUSH)
         self._outputs.setsockopt(zmq.SNDHWM, 0)
         self._outputs.setsockopt(zmq.LINGER, 1000)
+        self._outputs.setsockopt(zmq.SNDTIMEO, SEND_DEADLINE_MS)
+        self._deadline_ms = SEND_DEADLINE_MS
         self._outputs.bind(f"ipc://{run_dir / OUTPUTS_SOCKET}")
 
     def receive(self, wait: bool) -> list[ToEngine]:
@@ -53,7 +55,7 @@ class RequestChannel:
 
     def send(self, message: FromEngine, deadline_ms: int = SEND_DEADLINE_MS) -> None:
         """Sends a message that must arrive. Raises `EngineError` if nobody takes it within the deadline."""
-        self._outputs.setsockopt(zmq.SNDTIMEO, deadline_ms)
+        self._set_deadline(deadline_ms)
         try:
             self._outputs.send(encode(message))
         except zmq.Again as error:
@@ -64,11 +66,17 @@ class RequestChannel:
 
     def offer(self, message: FromEngine) -> None:
         """Sends last words: a peer that is not there within a second does not get them."""
-        self._outputs.setsockopt(zmq.SNDTIMEO, LAST_WORDS_DEADLINE_MS)
+        self._set_deadline(LAST_WORDS_DEADLINE_MS)
         try:
             self._outputs.send(encode(message))
         except zmq.Again:
             return
+
+    def _set_deadline(self, deadline_ms: int) -> None:
+        """Of the next message. Only the first and the last one have their own: a step sets no option."""
+        if deadline_ms != self._deadline_ms:
+            self._outputs.setsockopt(zmq.SNDTIMEO, deadline_ms)
+            self._deadline_ms = deadline_ms
 
     def close(self) -> None:
         self._requests.close(0)

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 
 from firstlight.facts.description import Experts, ModelDescription
 from firstlight.facts.tensor_groups import HeaderRow, number_range
-from firstlight.facts.weight_schemes import Scheme
+from firstlight.facts.weight_schemes import DeclaredWeights
 
 _BLOCK_SPARSE = ("mixtral", "minimax_m2")  # their layers of experts have Mixtral's names
 
 
-def declared_rows(description: ModelDescription, scheme: Scheme, prefix: str = "") -> list[HeaderRow]:
+def declared_rows(
+    description: ModelDescription, weights: DeclaredWeights, prefix: str = ""
+) -> list[HeaderRow]:
     """Rows of every tensor. `prefix` stands before each name, as in a wrapped model."""
-    rows = _Rows(description, scheme, prefix)
+    rows = _Rows(description, weights, prefix)
     hidden, vocab = description.hidden_size, description.vocab_size
     rows.add("model.embed_tokens.weight", (vocab, hidden))
     layers = list(range(description.num_layers))
@@ -39,20 +41,17 @@ def declared_rows(description: ModelDescription, scheme: Scheme, prefix: str = "
 
 
 class _Rows:
-    def __init__(self, description: ModelDescription, scheme: Scheme, prefix: str) -> None:
+    def __init__(self, description: ModelDescription, weights: DeclaredWeights, prefix: str) -> None:
         self.description, self.made = description, list[HeaderRow]()
-        self._scheme, self._prefix = scheme, prefix
+        self._weights, self._prefix = weights, prefix
 
     def add(self, name: str, shape: tuple[int, ...], dtype: str = "") -> None:
-        self.made.append(HeaderRow(self._prefix + name, dtype or self._scheme.dtype, shape))
+        self.made.append(HeaderRow(self._prefix + name, dtype or self._weights.dtype, shape))
 
     def add_matrix(self, module: str, shape: tuple[int, int], *, bias: bool = False) -> None:
-        """The weight of a linear layer, packed as the scheme says."""
-        packed = self._scheme.packs(self._prefix + module)
-        for suffix, dtype, packed_shape in packed.tensors(shape) if packed else ():
-            self.add(f"{module}.{suffix}", packed_shape, dtype)
-        if packed is None:
-            self.add(f"{module}.weight", shape)
+        """The weight of a linear layer, as the configuration says that it is stored."""
+        for suffix, dtype, stored in self._weights.tensors(module, self._prefix + module, shape):
+            self.add(f"{module}.{suffix}", stored, dtype)
         if bias:
             self.add(f"{module}.bias", shape[:1])
 

@@ -1,8 +1,8 @@
 """quantization_config of a config.json: which scheme a module's weight is stored by.
 
-Called by `hf_checkpoint`. Knows compressed-tensors (groups with targets, `re:` patterns and ignore lists),
-fp8, awq, gptq and modelopt. Invariant: nothing is refused here before a module asks for its scheme, so that
-the error names the module.
+Called by `hf_checkpoint`, and by `weight_schemes` where there are no tensors. Knows compressed-tensors
+(groups with targets, `re:` patterns and ignore lists), fp8, awq, gptq and modelopt. Invariant: no scheme is
+refused here before a module asks for it, so that the error names the module.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Quantization:
     where: str
     groups: tuple[tuple[tuple[str, ...], AnyScheme], ...]
     ignored: tuple[str, ...] = ()
+    unconverted: tuple[str, ...] = ()  # left as they were: only asked for where no tensor shows it
 
     def scheme_of(self, module: str, stored_name: str) -> Scheme:
         """The scheme of a module whose tensors are quantised; both names of it are looked for.
@@ -62,6 +63,12 @@ class Quantization:
             )
         return scheme
 
+    def declared(self, names: tuple[str, str]) -> AnyScheme | None:
+        """The scheme of a module by its names alone, no tensor being there; None for one left as it was."""
+        if any(_matches(pattern, names) for pattern in (*self.ignored, *self.unconverted)):
+            return None
+        return self._found(names)
+
     def require_readable(self) -> None:
         """For a model none of whose tensors look quantised: a method that is not known must have done it."""
         for _, scheme in self.groups:
@@ -88,7 +95,7 @@ def read_quantization(values: Mapping[str, Any], where: str) -> Quantization:
     scheme: AnyScheme = Unreadable(f"quant_method {method}", READABLE)
     if method in readers:
         scheme = readers[method](fields)
-    return Quantization(method, fields.where, ((("Linear",), scheme),))
+    return Quantization(method, fields.where, ((("Linear",), scheme),), unconverted=_unconverted(fields))
 
 
 def _matches(pattern: str, names: tuple[str, str]) -> bool:
@@ -115,6 +122,12 @@ def _compressed_tensors(fields: Fields) -> Quantization:
     return Quantization("compressed-tensors", fields.where, tuple(groups), _texts(fields, "ignore"))
 
 
+def _unconverted(fields: Fields) -> tuple[str, ...]:
+    """Names of modules, with all that is in them, or ends of names."""
+    names = map(re.escape, _texts(fields, "modules_to_not_convert") or ("lm_head",))
+    return tuple(rf"re:(?:{name}(?:\..*)?|.*\.{name})$" for name in names)
+
+
 def _texts(fields: Fields, name: str) -> tuple[str, ...]:
     values = fields.values.get(name) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
@@ -125,8 +138,9 @@ def _texts(fields: Fields, name: str) -> tuple[str, ...]:
 def _of_group(kind: str, weights: Fields) -> AnyScheme:
     """`kind` is the format of the files, `weights` the arguments of the quantisation."""
     bits, number = weights.integer("num_bits", 8), weights.string("type", "int")
-    strategy = weights.string("strategy", "tensor")
     size = weights.integer("group_size", 0, minimum=-1)
+    implied = "group" if size > 0 else "channel" if size < 0 else "tensor"  # the library's own rule
+    strategy = weights.string("strategy", implied)
     symmetric = weights.boolean("symmetric", True)
     grouping = f"group {size}" if "group" in strategy else strategy
     sign = "symmetric" if symmetric else "asymmetric"

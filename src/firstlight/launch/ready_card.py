@@ -11,14 +11,14 @@ import shlex
 
 from firstlight.base.config import RunConfig, ServerSection
 from firstlight.base.environment import API_KEY
-from firstlight.launch.listen import reachable_host
+from firstlight.base.loopback import reachable
 
 
 def base_url(server: ServerSection) -> str:
     """The URL that clients on this machine use; of a Unix socket the one to send through it."""
     if server.uds is not None:
         return "http://localhost"
-    host = reachable_host(server.host)
+    host = reachable(server.host)
     scheme = "https" if server.tls_cert else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
 

@@ -126,6 +126,7 @@ class Backend(Protocol):
     device: torch.device
     key_dtype: torch.dtype  # of the pool; int8: see `kv_rows`
     value_dtype: torch.dtype
+    groups_take_order: bool  # whether weights of groups and of heads may have a `Matrix.order`
 
     def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
         """Chooses layouts for these kinds. `two_copies`: memory suffices for two layouts of a weight."""

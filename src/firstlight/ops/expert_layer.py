@@ -74,6 +74,8 @@ class _Operators(Protocol):
 class ByOperators:
     """Part of a backend: its products of groups and its experts, made of its own single products."""
 
+    groups_take_order = True
+
     def grouped_linear(self: _Operators, num_groups: int) -> GroupedLinearOp:
         """See `contract.Backend`."""
         return GroupByGroup(num_groups, partial(self.linear, role=GROUPED))

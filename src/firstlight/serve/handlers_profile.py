@@ -6,11 +6,10 @@ operator's question and costs a little of everybody's time.
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-
 from fastapi import Request
 
 from firstlight.base.errors import RequestError
+from firstlight.base.loopback import is_here
 from firstlight.serve import replies
 from firstlight.serve.exchange import Reply
 from firstlight.serve.profile_order import HAND_IN_S
@@ -34,9 +33,9 @@ class ProfileAnswer:
 
 
 def require_near(request: Request) -> None:
-    """Refuses clients of other machines."""
+    """Refuses clients of other machines. Those of a Unix socket, who have no host, are on this one."""
     host = request.client.host if request.client is not None else ""
-    if not _is_near(host):
+    if host and not is_here(host):
         raise RequestError(
             "Without an API key a profile can be asked for from the server's own machine only; "
             "start the server with --api-key, or ask there.",
@@ -44,11 +43,3 @@ def require_near(request: Request) -> None:
             status=403,
             kind="permission_error",
         )
-
-
-def _is_near(host: str) -> bool:
-    """A Unix socket has no host."""
-    try:
-        return not host or ip_address(host).is_loopback
-    except ValueError:
-        return False

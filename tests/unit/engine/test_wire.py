@@ -6,13 +6,20 @@ import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import zmq
 
 from firstlight.base.errors import EngineError, RequestError
-from firstlight.engine.channel import PlanReceiver, PlanSender, RequestChannel
+from firstlight.engine.channel import (
+    SEND_DEADLINE_MS,
+    START_DEADLINE_MS,
+    PlanReceiver,
+    PlanSender,
+    RequestChannel,
+)
 from firstlight.engine.messages import (
     OUTPUTS_SOCKET,
     REQUESTS_SOCKET,
@@ -170,6 +177,41 @@ def test_nobody_takes_a_message_within_its_own_deadline(run_dir: Path) -> None:
     with pytest.raises(EngineError, match="took no message for 0 s"):
         channel.send(Failed("message", "hint", 5), 10)
     channel.close()
+
+
+class Watched:
+    """A socket that remembers which options were set."""
+
+    def __init__(self, socket: Any) -> None:
+        self.socket, self.options = socket, list[tuple[int, int]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.socket, name)
+
+    def setsockopt(self, option: int, value: int) -> None:
+        self.options.append((option, value))
+        self.socket.setsockopt(option, value)
+
+
+def test_a_deadline_of_one_message_is_not_the_next_one_s_and_no_step_sets_one(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, peer = RequestChannel(run_dir), Peer(run_dir)
+    watched = Watched(channel._outputs)
+    monkeypatch.setattr(channel, "_outputs", watched)
+    message = Failed("message", "hint", 5)
+    try:
+        assert watched.getsockopt(zmq.SNDTIMEO) == SEND_DEADLINE_MS
+        channel.send(message, START_DEADLINE_MS)
+        for _ in range(5):
+            channel.send(message)
+        assert watched.options == [(zmq.SNDTIMEO, START_DEADLINE_MS), (zmq.SNDTIMEO, SEND_DEADLINE_MS)]
+        channel.offer(message)
+        channel.send(message)
+        assert watched.getsockopt(zmq.SNDTIMEO) == SEND_DEADLINE_MS
+    finally:
+        peer.close()
+        channel.close()
 
 
 def test_plans_reach_every_rank_in_order_and_then_the_end(run_dir: Path) -> None:

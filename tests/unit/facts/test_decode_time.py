@@ -22,7 +22,7 @@ from firstlight.facts.speculation_gain import (
     observed_break_even,
 )
 from firstlight.facts.tensor_groups import group_rows
-from firstlight.facts.weight_schemes import Scheme
+from firstlight.facts.weight_schemes import DeclaredWeights
 from support.checkpoints import tiny_description
 from support.experts import description_of
 
@@ -38,7 +38,7 @@ def with_experts(architecture: str) -> ModelDescription:
 
 
 def times_of(description: ModelDescription, ranks: Ranks, rates: Rates | None = None) -> DecodeTimes:
-    groups = tuple(group_rows(declared_rows(description, Scheme("BF16"))))
+    groups = tuple(group_rows(declared_rows(description, DeclaredWeights("BF16"))))
     weights = RankWeights(Outline("tiny", description, groups, 0, ()), ranks)
     reduce = modelled("ring", LINKS["pcie"], ranks.num)
     return DecodeTimes(weights, rates or Rates(1e9, 0.0), reduce, kv_token_bytes=100)

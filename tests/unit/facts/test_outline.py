@@ -16,7 +16,7 @@ from firstlight.facts.declared import declared_rows
 from firstlight.facts.hf_config_writer import hf_config
 from firstlight.facts.outline import built_in_names, open_outline, read_built_in
 from firstlight.facts.tensor_groups import HeaderRow
-from firstlight.facts.weight_schemes import BlockFloats, PackedIntegers, Scheme, read_scheme
+from firstlight.facts.weight_schemes import DeclaredWeights, read_scheme
 from support.experts import GROUPED, kimi
 
 DTYPES = {"BF16": torch.bfloat16, "I32": torch.int32, "F32": torch.float32}
@@ -26,6 +26,8 @@ PACKED = {
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32, "symmetric": True}}},
     "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|down)_proj.*"],
 }
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+UP = "model.layers.0.mlp.up_proj"
 
 
 @pytest.fixture
@@ -68,8 +70,10 @@ def test_only_experts_are_packed(folder: Path) -> None:
 
 
 def test_a_matrix_in_packed_integers() -> None:
-    packing = PackedIntegers(4, 32, False, "BF16")
-    assert packing.tensors((16, 64)) == [
+    weights = {"num_bits": 4, "group_size": 32, "symmetric": False}
+    packed = PACKED | {"config_groups": {"group_0": {"weights": weights}}, "ignore": None}
+    declared = read_scheme({"quantization_config": packed}, "config.json")
+    assert declared.tensors(UP, UP, (16, 64)) == [
         ("weight_packed", "I32", (16, 8)),
         ("weight_scale", "BF16", (16, 2)),
         ("weight_shape", "I32", (2,)),
@@ -78,18 +82,41 @@ def test_a_matrix_in_packed_integers() -> None:
 
 
 def test_a_matrix_in_blocks_of_floats() -> None:
-    assert BlockFloats(128, 128).tensors((300, 256)) == [
+    assert read_scheme({"quantization_config": BLOCKS}, "config.json").tensors(UP, UP, (300, 256)) == [
         ("weight", "F8_E4M3", (300, 256)),
         ("weight_scale_inv", "F32", (3, 2)),
     ]
 
 
 def test_names_that_a_scheme_leaves_out() -> None:
-    scheme = Scheme("BF16", BlockFloats(8, 8), ("lm_head", "model.layers.1", "re:.*self_attn.*"))
-    for module in ("lm_head", "language_model.lm_head", "model.layers.1.mlp.up_proj", "a.self_attn.q_proj"):
-        assert scheme.packs(module) is None
-    for module in ("model.layers.10.mlp.up_proj", "model.layers.{0-60}.mlp.{gate,up}_proj"):
-        assert scheme.packs(module) is not None
+    left = ["lm_head", "model.layers.1", "self_attn.q_proj"]
+    blocks = read_scheme({"quantization_config": BLOCKS | {"modules_to_not_convert": left}}, "config.json")
+    packed = read_scheme({"quantization_config": PACKED}, "config.json")
+    plain = [("weight", "BF16", (64, 64))]
+
+    def is_plain(declared: DeclaredWeights, module: str, prefix: str = "") -> bool:
+        return declared.tensors(module, prefix + module, (64, 64)) == plain
+
+    for module in ("lm_head", "model.layers.1.mlp.up_proj", "model.layers.{0-60}.self_attn.{q,k}_proj"):
+        assert is_plain(blocks, module), module
+        assert is_plain(blocks, module, "language_model."), module
+    for module in ("model.layers.10.mlp.up_proj", "model.layers.{0-60}.mlp.{gate,up}_proj", "a.other_head"):
+        assert not is_plain(blocks, module), module
+    for module in ("lm_head", "model.layers.1.self_attn.o_proj", "model.layers.{0-3}.mlp.{gate,up}_proj"):
+        assert is_plain(packed, module, "language_model."), module
+    assert not is_plain(packed, "model.layers.{1-60}.mlp.experts.{0-383}.{gate,up}_proj", "language_model.")
+
+
+def test_each_group_has_its_own_modules() -> None:
+    groups = {
+        "few": {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 4, "group_size": 64}},
+        "rest": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}},
+    }
+    config = {"quantization_config": PACKED | {"config_groups": groups, "ignore": ["lm_head"]}}
+    declared = read_scheme(config, "config.json")
+    for module, num_groups in (("a.self_attn.q_proj", 2), (UP, 4)):
+        stored = {name: shape for name, _, shape in declared.tensors(module, module, (8, 128))}
+        assert stored["weight_scale"] == (8, num_groups)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +124,7 @@ def test_names_that_a_scheme_leaves_out() -> None:
     [
         ({"torch_dtype": "float8"}, "the type 'float8' is not known"),
         ({"quantization_config": {"quant_method": "gptq"}}, "'gptq' weights are not known"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "'fp8' weights are not known"),
         ({"quantization_config": {**PACKED, "config_groups": {}}}, "'compressed-tensors' weights"),
     ],
 )

@@ -18,7 +18,7 @@ from firstlight.facts.outline import Outline, open_outline
 from firstlight.facts.rank_weights import RankWeights
 from firstlight.facts.sharding import EXPERTS, Ranks, kind_of, kv_heads_of, share_of
 from firstlight.facts.tensor_groups import TensorGroup, group_rows
-from firstlight.facts.weight_schemes import Scheme
+from firstlight.facts.weight_schemes import DeclaredWeights
 from firstlight.loading.plan import make_plan
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.attention import attention_shape
@@ -50,7 +50,7 @@ def wider(description: ModelDescription) -> ModelDescription:
 @pytest.mark.parametrize("architecture", DENSE + WITH_EXPERTS)
 def test_names_and_shapes_are_those_that_models_declare(architecture: str) -> None:
     description = describe(architecture)
-    rows = declared_rows(description, Scheme("F32"))
+    rows = declared_rows(description, DeclaredWeights("F32"))
     assert {name: row.shape for row in rows for name in row.names()} == declared_shapes(description)
 
 
@@ -121,7 +121,7 @@ def test_key_value_heads_are_repeated_on_more_ranks_than_there_are() -> None:
 
 def test_whole_experts_are_shared_out_unevenly_where_they_must_be() -> None:
     description = description_of("mixtral")  # six experts
-    groups = group_rows(declared_rows(description, Scheme("BF16")))
+    groups = group_rows(declared_rows(description, DeclaredWeights("BF16")))
     experts = [group for group in groups if kind_of(group.name) == EXPERTS]
     for group in experts:
         shares = [share_of(group, description, Ranks(4, expert_parallel=True), rank) for rank in range(4)]
@@ -131,7 +131,7 @@ def test_whole_experts_are_shared_out_unevenly_where_they_must_be() -> None:
 
 def test_more_ranks_than_the_model_can_be_split_into() -> None:
     description = tiny_description()
-    groups = tuple(group_rows(declared_rows(description, Scheme("BF16"))))
+    groups = tuple(group_rows(declared_rows(description, DeclaredWeights("BF16"))))
     outline = Outline("tiny", description, groups, 0, ())
     with pytest.raises(UsageError, match="cannot be split over 8 ranks") as caught:
         RankWeights(outline, Ranks(8))

@@ -7,10 +7,11 @@ import threading
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from firstlight.base.errors import RequestError
 from firstlight.engine.messages import Failed, StartProfile, StopProfile
-from firstlight.serve.handlers_profile import _is_near
+from firstlight.serve.handlers_profile import require_near
 from support.api_server import ApiServer
 from support.fake_engine import EMPTY_PROFILE
 
@@ -81,19 +82,21 @@ def test_with_keys_a_key_is_asked_for() -> None:
         assert client.post("/v1/profile", json=SOON, headers=key).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("host", "near"),
-    [("127.0.0.1", True), ("::1", True), ("", True), ("10.0.0.7", False), ("fe80::1", False), ("a", False)],
-)
-def test_without_keys_only_this_machine_may_ask(host: str, near: bool) -> None:
-    assert _is_near(host) is near
+def request_from(client: tuple[str, int] | None) -> Request:
+    return Request({"type": "http", "client": client, "headers": []})
 
 
-def test_another_machine_is_told_why() -> None:
-    from starlette.requests import Request
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::ffff:127.0.0.1", ""])
+def test_without_keys_this_machine_may_ask(host: str) -> None:
+    require_near(request_from((host, 4711)))
 
-    from firstlight.serve.handlers_profile import require_near
 
+def test_so_may_who_comes_through_a_unix_socket() -> None:
+    require_near(request_from(None))
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "fe80::1", "::ffff:10.0.0.7", "a"])
+def test_another_machine_is_told_why(host: str) -> None:
     with pytest.raises(RequestError, match="API key") as caught:
-        require_near(Request({"type": "http", "client": ("10.0.0.7", 4711), "headers": []}))
+        require_near(request_from((host, 4711)))
     assert caught.value.status == 403

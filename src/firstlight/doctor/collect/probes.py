@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from firstlight.base.loopback import is_here
 from firstlight.doctor.collect.scene import Collector, Scene
 from firstlight.doctor.evidence import Observation
 from firstlight.doctor.redact import hide_in_text
@@ -78,7 +79,7 @@ def ask(request: Request, timeout_s: float = _TIMEOUT_S) -> Answer:
     if answer.outcome not in ("tls", "reset"):
         return answer
     # Its certificate is not checked, so a key goes to this machine only.
-    headers = request.headers if request.host in _LOOPBACK else ()
+    headers = request.headers if is_here(request.host) else ()
     with_tls = _ask(replace(request, headers=headers), timeout_s, is_tls=True)
     return answer if answer.outcome == "reset" == with_tls.outcome else with_tls
 

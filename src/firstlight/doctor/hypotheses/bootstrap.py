@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from firstlight.base.loopback import is_here
 from firstlight.doctor import describe
 from firstlight.doctor.evidence import Seen
 from firstlight.doctor.hypotheses.gpu_case import (
@@ -41,7 +42,6 @@ _WORDS = (
 _STACK = (r"rendezvous\.py:", r"init_process_group", r"ncclCommInitRank", r"pynccl.*:__init__", r"TCPStore")
 _OUTSIDE_PORTS = ("80", "443", "3128", "8080")
 _OUTSIDE_VARIABLES = ("HF_ENDPOINT", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-_LOOPBACK = re.compile(r"^\[?(?:127\.|::1|0000:0000:0000:0000:0000:0000:0000:0001|::ffff:127\.)")
 _TRYING = ("SYN_SENT",)
 _FATAL_STATES = (State.DEAD, State.ZOMBIE)
 
@@ -134,7 +134,7 @@ def _stalled(view: View) -> tuple[str, Clue, str] | None:
         return None
     for inode, end in last[1].items():
         old = first[1].get(inode)
-        if old is None or end.state != "ESTABLISHED" or end.peers or _LOOPBACK.match(end.remote):
+        if old is None or end.state != "ESTABLISHED" or end.peers or is_here(end.remote):
             continue
         if end.send_bytes and end.send_bytes == old.send_bytes and not _is_outside(view, end):
             text = (

@@ -19,7 +19,7 @@ import torch
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.drafter import Tree
-from firstlight.engine.speculation.eagle3_layer import DraftRows, Layer
+from firstlight.engine.speculation.eagle3_layer import DraftRows, Layer, begin
 from firstlight.engine.speculation.eagle3_tree import TreeGrower
 from firstlight.engine.speculation.guess import Guess
 from firstlight.engine.speculation.places import Places
@@ -38,7 +38,7 @@ class Source(Protocol):
     def rows(self) -> StepRows: ...
 
 
-class Eagle3ChainDrafter:
+class Eagle3TreeDrafter:
     """See the module. `ids_R`: the target's id of each draft id, int64. `max_rows`: drafts at once."""
 
     name = "eagle3"
@@ -89,17 +89,14 @@ class Eagle3ChainDrafter:
             return drafts
         chosen = [sequences[row] for row in asked]
         self.catch_up()
-        table_BL = self._places.table(chosen, skipped=1)  # noqa: N806 - shape suffix
-        positions = np.array([len(sequence.tokens) - 2 for sequence in chosen])
-        rows = np.arange(len(chosen))
-        self._layer.begin(self._lasts(chosen))
-        tokens = np.array([sequence.tokens[-1] for sequence in chosen])
+        first = begin(self._layer, self._places, chosen)
+        tokens, rows = first.tokens, np.arange(len(chosen))
         is_sampled = any(not sequence.params.greedy for sequence in chosen)
         made = []
         for place in range(num):
-            places = positions + place
-            draft = DraftRows(tokens, places, table_BL[rows, places], table_BL)
-            best_B, logits_BR = self._layer.draft(draft)  # noqa: N806
+            places = first.positions + place
+            draft = DraftRows(tokens, places, first.table[rows, places], first.table)
+            best_B, logits_BR = self._layer.draft(draft)  # noqa: N806 - shape suffix
             if is_sampled:
                 self._guess.improve(best_B, logits_BR, chosen, place)
             tokens = self._ids_R[best_B]
@@ -118,7 +115,7 @@ class Eagle3ChainDrafter:
         for first in range(0, len(asked), size):
             some = asked[first : first + size]
             chosen = [sequences[row] for row in some]
-            for row, tree in zip(some, self._grower.grow(chosen, self._lasts(chosen), shape), strict=True):
+            for row, tree in zip(some, self._grower.grow(chosen, shape), strict=True):
                 trees[row] = tree
         return trees
 
@@ -127,9 +124,3 @@ class Eagle3ChainDrafter:
         """See `TreeDrafter`."""
         self.catch_up()
         self._layer.moved(from_slots, to_slots)
-
-    def _lasts(self, sequences: Rows[Sequence]) -> np.ndarray:
-        """Slots of the last computed tokens."""
-        size = self._places.page_size
-        lasts = [(sequence.pages, len(sequence.tokens) - 2) for sequence in sequences]
-        return np.array([pages[last // size] * size + last % size for pages, last in lasts])

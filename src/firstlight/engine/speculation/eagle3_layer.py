@@ -16,6 +16,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from firstlight.engine.request import Sequence
+from firstlight.engine.speculation.places import Places
 from firstlight.engine.speculation.waiting import TrueRows
 
 
@@ -57,3 +59,15 @@ class Layer(Protocol):
     def moved(self, from_slots: Rows[int], to_slots: Rows[int]) -> None:
         """Copies states, keys and values of slots, as if all at once."""
         ...
+
+
+def begin(layer: Layer, places: Places, sequences: Rows[Sequence]) -> DraftRows:
+    """Begins a proposal, of chains or of trees, behind the last computed tokens; gives its first rows.
+
+    They are those of the last tokens, which are not yet computed and so have the first scratch slots.
+    """
+    layer.begin(places.lasts(sequences))
+    tokens = np.array([sequence.tokens[-1] for sequence in sequences])
+    positions = np.array([len(sequence.tokens) - 2 for sequence in sequences])
+    table_BL = places.table(sequences, skipped=1)  # noqa: N806 - shape suffix
+    return DraftRows(tokens, positions, table_BL[np.arange(len(sequences)), positions], table_BL)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from firstlight.base.errors import UsageError
-from firstlight.engine.speculation.eagle3 import Eagle3ChainDrafter
+from firstlight.engine.speculation.eagle3 import Eagle3TreeDrafter
 from firstlight.engine.speculation.eagle3_layer import Layer
 from firstlight.engine.speculation.eagle3_native import NativeLayer, Room, why_not
 from firstlight.engine.speculation.eagle3_plain import PlainLayer
@@ -70,7 +70,7 @@ class Eagle3Drafting:
         rows = row_bytes(c.head_size, ops.key_dtype) + row_bytes(c.head_size, ops.value_dtype)
         return Extra(state_bytes + c.num_kv_heads * rows, int(num_values * _Q8_BYTES))
 
-    def make(self, host: Host) -> Eagle3ChainDrafter:
+    def make(self, host: Host) -> Eagle3TreeDrafter:
         """The drafter over the target's pages."""
         model = self._model
         if model.look_up is not None:
@@ -90,7 +90,7 @@ class Eagle3Drafting:
             self.notes += (f"in float32, by PyTorch: {reason}",)
         places = Places(host.num_slots, host.shape.num_expanded, host.section.page_size_tokens)
         ids_R = model.target_ids_R.cpu().numpy()  # noqa: N806 - shape suffix
-        return Eagle3ChainDrafter(layer, self.layers, ids_R, places, host.runner, max_rows)
+        return Eagle3TreeDrafter(layer, self.layers, ids_R, places, host.runner, max_rows)
 
     def _reason(self, ops: Backend) -> str | None:
         """Why it cannot run on our own kernels."""

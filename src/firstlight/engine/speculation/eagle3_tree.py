@@ -17,7 +17,7 @@ import numpy as np
 
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.drafter import Tree
-from firstlight.engine.speculation.eagle3_layer import DraftRows, Layer
+from firstlight.engine.speculation.eagle3_layer import DraftRows, Layer, begin
 from firstlight.engine.speculation.guess import Guess
 from firstlight.engine.speculation.places import Places
 from firstlight.engine.speculation.shape import Shape
@@ -39,15 +39,11 @@ class TreeGrower:
     def __init__(self, layer: Layer, ids_R: np.ndarray, places: Places, guess: Guess) -> None:  # noqa: N803
         self._layer, self._ids_R, self._places, self._guess = layer, ids_R, places, guess
 
-    def grow(self, sequences: Rows[Sequence], lasts_B: np.ndarray, shape: Shape) -> list[Tree]:  # noqa: N803
-        """A tree for each. `lasts_B`: the slots of the last computed tokens."""
+    def grow(self, sequences: Rows[Sequence], shape: Shape) -> list[Tree]:
+        """A tree for each."""
         num, top_k = len(sequences), shape.top_k
         scratch_BS = np.stack([self._places.scratch(row) for row in range(num)])  # noqa: N806 - shape suffix
-        table = self._places.table(sequences, skipped=1)
-        positions = np.array([len(sequence.tokens) - 2 for sequence in sequences])
-        self._layer.begin(lasts_B)
-        tokens = np.array([sequence.tokens[-1] for sequence in sequences])
-        rows = DraftRows(tokens, positions, np.ascontiguousarray(scratch_BS[:, 0]), table)
+        rows = begin(self._layer, self._places, sequences)
         scores, ids = self._likeliest(rows, sequences, 0, top_k)
         levels = [_Level(ids, scores, np.full((num, top_k), -1))]
         parents, numbers = np.repeat(np.arange(num), top_k), np.tile(np.arange(top_k), (num, 1))

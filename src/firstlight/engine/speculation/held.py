@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firstlight.engine.request import Sequence
+from firstlight.engine.speculation.common_prefix import common_prefix
 from firstlight.engine.speculation.memory import memory_of
 
 
@@ -39,9 +40,7 @@ class Held:
             if len(known.tokens) == size and index + 1 < len(chain) and known.after == chain[index + 1]:
                 num += size
                 continue
-            mine = sequence.tokens[num : num + size]
-            same = [ours == theirs for ours, theirs in zip(mine, known.tokens, strict=False)]
-            num += same.index(False) if False in same else len(same)
+            num += common_prefix(sequence.tokens[num : num + size], known.tokens)
             break
         return min(num, computed)
 

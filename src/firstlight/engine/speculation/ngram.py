@@ -1,7 +1,8 @@
 """Prompt lookup: what followed the last time that the text ended as it ends now.
 
 A drafter without a model (see `Drafter`), good where answers repeat what was said: code, lists, quotations,
-summaries. Invariant: the work of a proposal is bounded, however long the sequence is.
+summaries. `drafter.chain` measures it as a baseline. Invariant: the work of a proposal is bounded, however
+long the sequence is.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def continuation(tokens: np.ndarray, num: int) -> list[int]:
 
     Where the match reaches to the end, the text is taken to go round in its own period.
     """
+    tokens = tokens[-MAX_LOOKBACK:]
     end = len(tokens) - 1
     if end < SHORTEST_MATCH:
         return []
@@ -73,7 +75,7 @@ class _History:
             self._array = array
         self._array[self._num : num] = tokens[self._num :]
         self._num = num
-        return self._array[max(0, num - MAX_LOOKBACK) : num]
+        return self._array[:num]
 
 
 def _history(sequence: Sequence) -> np.ndarray:

@@ -47,3 +47,9 @@ class Places:
             table_BL[row, : length - skipped] = known[skipped:]
             table_BL[row, length - skipped : length - skipped + self._num_drafts] = self.scratch(row)
         return table_BL
+
+    def lasts(self, sequences: Rows[Sequence]) -> np.ndarray:
+        """int64 [B]: slots of the last computed tokens."""
+        size = self.page_size
+        lasts = [(sequence.pages, len(sequence.tokens) - 2) for sequence in sequences]
+        return np.array([pages[last // size] * size + last % size for pages, last in lasts])

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 
 from firstlight.engine.speculation.acceptance import Acceptance
+from firstlight.engine.speculation.common_prefix import common_prefix
 from firstlight.engine.speculation.shape import NOTHING, Shape, chain
 from firstlight.engine.speculation.tree_acceptance import TreeAcceptance
 
@@ -132,8 +133,7 @@ class Policy:
     def record_tree(self, num_nodes: int, path: list[int], likeliest: list[int]) -> None:
         """One sequence's tree was verified. `path`: the places of those accepted; `likeliest`: the chain in
         it."""
-        same = [one == other for one, other in zip(path, likeliest, strict=False)]
-        self.acceptance.record(len(likeliest), same.index(False) if False in same else len(same))
+        self.acceptance.record(len(likeliest), common_prefix(path, likeliest))
         if self.tree_acceptance is not None:
             self.tree_acceptance.record(num_nodes, path)
 

@@ -25,7 +25,7 @@ from firstlight.models.eagle3_file import CONFIG
 from firstlight.ops.cpu.build import library_name
 
 FOLDER = "trials"
-FORMAT = 1  # of the files, and of the way in which a trial is made
+FORMAT = 2  # of the files, and of the way in which a trial is made
 MOST_KEPT = 64  # files; of more, those that were not written lately go
 HASHED_BYTES = 64 * 1024 * 1024  # a larger file is known by its size and the time of its last change
 _WEIGHTS = (".safetensors", ".gguf", CONFIG)
@@ -40,7 +40,7 @@ class Tried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drafted: list[int]
     reached: list[int]
     accepted: list[int]
-    num_drafted: int = 0  # altogether, where that is not the sum of `drafted`
+    num_drafted: int  # altogether
 
     def fits(self, most: int) -> bool:
         """Whether such counts can come of steps with `most` drafts."""

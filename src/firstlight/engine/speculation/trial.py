@@ -110,8 +110,7 @@ def _try(core: EngineCore, speculation: Speculation, first_token: int) -> Tried:
 
 
 def _figures(speculation: Speculation, tried: Tried) -> dict[str, Any]:
-    num_drafted = tried.num_drafted or sum(tried.drafted)
-    counts = DraftCounts(num_verified=tried.num_verified, num_drafted=num_drafted)
+    counts = DraftCounts(num_verified=tried.num_verified, num_drafted=tried.num_drafted)
     counts.drafted, counts.reached, counts.accepted = tried.drafted, tried.reached, tried.accepted
     said = figures(counts)
     largest = speculation.policy.largest

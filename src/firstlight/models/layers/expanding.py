@@ -13,6 +13,7 @@ import torch
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
+from firstlight.models.layers.grouped import require_order
 from firstlight.models.layers.linear import StoredMatrix
 from firstlight.ops.contract import HEADS, MatrixKind
 from firstlight.ops.groups import HeadsOp
@@ -49,6 +50,7 @@ class Expanding:
         return each * (rows // (nope_size + value_size))
 
     def _take(self, weight: Weight) -> None:
+        require_order(self._ops, self._wanted.name, weight)
         nope_size, value_size = self._sizes
         inputs = weight.shape[1]
         keys, values = [], []

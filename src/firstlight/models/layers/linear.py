@@ -208,14 +208,15 @@ def interleave_rows(rows: torch.Tensor, head_size: int, num_turned: int | None =
 def _same_format(weights: list[Weight]) -> list[list[Weight]]:
     runs: list[list[Weight]] = []
     for weight in weights:
-        if runs and runs[-1][0].format == weight.format and _same_order(runs[-1][0], weight):
+        if runs and runs[-1][0].format == weight.format and same_order(runs[-1][0], weight):
             runs[-1].append(weight)
         else:
             runs.append([weight])
     return runs
 
 
-def _same_order(one: Weight, other: Weight) -> bool:
+def same_order(one: Weight, other: Weight) -> bool:
+    """Whether the columns of both lie in one order, so that one input does for both."""
     if one.order is None or other.order is None:
         return one.order is other.order
     return torch.equal(one.order, other.order)
@@ -225,7 +226,7 @@ def stack(weights: list[Weight]) -> Weight:
     """Weights of one format and input, one above the other."""
     if len(weights) == 1:
         return weights[0]
-    assert all(_same_order(weights[0], weight) for weight in weights), "columns in one order"
+    assert all(same_order(weights[0], weight) for weight in weights), "columns in one order"
     outputs = sum(weight.shape[0] for weight in weights)
     raw = torch.cat([weight.raw for weight in weights])
     return replace(weights[0], shape=(outputs, weights[0].shape[1]), raw=raw)

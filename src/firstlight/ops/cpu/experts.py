@@ -44,6 +44,7 @@ class NativeExperts:
         return LAYOUTS[self._number].dtype is None
 
     def put(self, group: int, weight: Matrix) -> None:
+        assert weight.order is None, "refused where the module's name is known: see `groups_take_order`"
         kind = (weight.format, tuple(weight.shape))
         each = packed_bytes(*kind)
         if self._kind is None:

@@ -88,6 +88,7 @@ class NativeBackend:
     name = "cpu-native"
     row_invariant = True
     device = torch.device("cpu")
+    groups_take_order = False  # their rows are multiplied as they come, sorted by group
 
     def __init__(self, pool: Pool, note: str = "", kv_dtype: str = "auto") -> None:
         self.pool = pool
@@ -114,7 +115,7 @@ class NativeBackend:
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         outputs, inputs = weight.shape
         packed = self._arena.take(packed_bytes(weight.format, weight.shape))
-        number = pack(weight, packed, self.pool, takes_order=True)
+        number = pack(weight, packed, self.pool)
         layout = _layout(weight.format)
         return NativeLinear(self.pool, (outputs, inputs), number, packed, layout, weight.order)
 

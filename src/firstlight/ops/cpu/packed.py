@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from firstlight.base.errors import UnsupportedError
 from firstlight.ops.cpu.library import EMBED, LINEAR, PACK, QUANTIZE, Codes, Op, Pool, Step, address
 from firstlight.ops.matrix import Matrix, NestedScales
 
@@ -89,17 +88,11 @@ class Arena:
         return self._piece[start : start + num_bytes]
 
 
-def pack(weight: Matrix, room: torch.Tensor, pool: Pool, *, takes_order: bool = False) -> int:
+def pack(weight: Matrix, room: torch.Tensor, pool: Pool) -> int:
     """Packs a weight into `room` [packed_bytes], and gives the layout's number.
 
-    `takes_order`: whether the caller will order the inputs where `weight.order` says so. Raises
-    `UnsupportedError` where nobody would.
+    The caller orders the inputs where `weight.order` says so.
     """
-    if weight.order is not None and not takes_order:
-        raise UnsupportedError(
-            "experts with columns in another order than their groups (GPTQ's desc_act) are not supported",
-            "Use a file made without desc_act.",
-        )
     number = number_of(weight.format)
     layout = LAYOUTS[number]
     outputs, inputs = weight.shape

@@ -17,7 +17,7 @@ from firstlight.drafter.chain import eagle_proposer
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
-from firstlight.engine.speculation.eagle3 import Eagle3ChainDrafter
+from firstlight.engine.speculation.eagle3 import Eagle3TreeDrafter
 from support.eagle3 import NUM, SIZES, Pair, tiny_eagle3, write_pair
 from support.engines import Harness, Result, submit
 
@@ -123,7 +123,7 @@ def test_preempted_and_evicted(folders: Folders, dtype: str) -> None:
 class WithoutDraftedRows:
     """Fault 16: slots of drafts keep what was there, also when the drafts are accepted."""
 
-    def __init__(self, drafter: Eagle3ChainDrafter) -> None:
+    def __init__(self, drafter: Eagle3TreeDrafter) -> None:
         self._drafter, self.layers, self.name, self.is_model = drafter, drafter.layers, "planted", True
 
     def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:

@@ -17,7 +17,7 @@ from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
 from firstlight.engine.speculation.drafter import Tree
-from firstlight.engine.speculation.eagle3 import Eagle3ChainDrafter
+from firstlight.engine.speculation.eagle3 import Eagle3TreeDrafter
 from firstlight.engine.speculation.shape import Shape
 from firstlight.engine.tree import depths, first_path, path_of
 from firstlight.models.eagle3 import DraftCache, Eagle3Drafter
@@ -137,7 +137,7 @@ def test_slots_and_drafts_are_those_of_the_whole_text(
 class WithoutMoves:
     """A drafter that leaves the keys of accepted nodes where they were written."""
 
-    def __init__(self, drafter: Eagle3ChainDrafter) -> None:
+    def __init__(self, drafter: Eagle3TreeDrafter) -> None:
         self._drafter, self.layers, self.name, self.is_model = drafter, drafter.layers, "planted", True
 
     def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:

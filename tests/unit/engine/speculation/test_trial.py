@@ -224,7 +224,7 @@ def test_other_weights_and_other_settings_are_tried_for_themselves(
 
 def test_few_files_are_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "MOST_KEPT", 2)
-    tried = remembered.Tried(1, 2, 1, [1], [1], [0])
+    tried = remembered.Tried(1, 2, 1, [1], [1], [0], 1)
     for key in "abcd":
         TrialMemory(key, cache).keep(tried)
     assert len(list(cache.iterdir())) == 2
