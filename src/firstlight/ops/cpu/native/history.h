@@ -38,14 +38,16 @@ struct Stretch {
     const int64_t* branch;
 };
 
-// The slots of a stretch, position by position. In the meantime the processor fetches the rows a page further on: pages
-// lie anywhere, so it cannot know them by itself.
+// The slots of a stretch, position by position, and those a page further on, which the processor is told to fetch in the
+// meantime: pages lie anywhere, so it cannot know them by itself.
 template <bool OF_BRANCH>
 class Slots {
   public:
     Slots(const Step& step, const Stretch& stretch)
         : stretch(stretch), pages(step.pages + stretch.sequence * step.table_width), page_size(step.page_size),
-          num_pages(step.table_width), page(stretch.first / page_size), within(stretch.first % page_size) {}
+          num_pages(step.table_width), page(stretch.first / page_size), within(stretch.first % page_size) {
+        if (!OF_BRANCH && stretch.first < stretch.end) turn();
+    }
 
     // Of `position`; asked for each in their order.
     int64_t of(int64_t position) {
@@ -53,22 +55,26 @@ class Slots {
             int64_t place = stretch.branch[position - stretch.root];
             return pages[place / page_size] * page_size + place % page_size;
         }
-        int64_t slot = pages[page] * page_size + within;
-        if (++within == page_size) within = 0, page++;
-        return slot;
+        if (within == page_size) within = 0, page++, turn();
+        ahead = next_page + within;
+        return this_page + within++;
     }
 
-    // A page behind the position that is asked for next. `rows`: that of slot 0, `apart` bytes from the next.
+    // The rows a page behind the last position that was asked for. `rows`: that of slot 0, `apart` bytes from the next.
     void fetch_ahead(const uint8_t* rows, int64_t apart, int64_t num_bytes) const {
-        if (OF_BRANCH || page + 1 >= num_pages) return;
-        const uint8_t* row = rows + (pages[page + 1] * page_size + within) * apart;
-        for (int64_t at = 0; at < num_bytes; at += 64) __builtin_prefetch(row + at);
+        if constexpr (OF_BRANCH) return;
+        for (int64_t at = 0; at < num_bytes; at += 64) __builtin_prefetch(rows + ahead * apart + at);
     }
 
   private:
+    void turn() {
+        this_page = pages[page] * page_size;
+        next_page = page + 1 < num_pages ? pages[page + 1] * page_size : this_page;
+    }
+
     const Stretch& stretch;
     const int64_t* pages;
-    int64_t page_size, num_pages, page, within;
+    int64_t page_size, num_pages, page, within, this_page = 0, next_page = 0, ahead = 0;
 };
 
 // Latents of a stretch as padded floats: keys, and values as their beginnings.
@@ -79,8 +85,8 @@ static inline void read_latents(const Context& c, const Heads& h, const Op& op, 
     const uint8_t* latents = (const uint8_t*)op.p[1];
     Slots<OF_BRANCH> slots(*c.step, at);
     for (int64_t position = at.first; position < at.end; position++) {
-        slots.fetch_ahead(latents, row_bytes, row_bytes);
         const uint8_t* latent = latents + slots.of(position) * row_bytes;
+        slots.fetch_ahead(latents, row_bytes, row_bytes);
         Row row(latent, h.size);
         float* to = keys + (position % SPAN) * h.padded;
         int64_t i = 0;
@@ -105,9 +111,9 @@ static inline void read_rows(const Context& c, const Heads& h, const Op& op, con
     const uint8_t* all_values = (const uint8_t*)op.p[2] + at.kv_head * row_bytes;
     Slots<OF_BRANCH> slots(*c.step, at);
     for (int64_t position = at.first; position < at.end; position++) {
+        int64_t at_slot = slots.of(position) * slot_bytes;
         slots.fetch_ahead(all_keys, slot_bytes, row_bytes);
         slots.fetch_ahead(all_values, slot_bytes, row_bytes);
-        int64_t at_slot = slots.of(position) * slot_bytes;
         const uint8_t *key = all_keys + at_slot, *value = all_values + at_slot;
         Row key_row(key, h.size), value_row(value, h.size);
         float* k = keys + (position % SPAN) * h.padded;
