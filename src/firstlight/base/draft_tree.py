@@ -1,20 +1,45 @@
-"""Which trees of drafts `--draft-tokens`, `--draft-top-k` and `--draft-nodes` may ask for.
+"""Which drafters `--drafter` may name; and which trees of drafts `--draft-tokens`, `--draft-top-k` and
+`--draft-nodes` may ask for.
 
-Called when the settings are resolved. Invariant: a tree that passes can be made, by a drafter that makes
-trees.
+Called when the settings are resolved, and by the engine for those that were given to it directly. Invariant:
+a tree that passes can be made, by a drafter that makes trees.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import UsageError
 
+NGRAM = "ngram"
 MOST_NODES = 63  # with the token before them, as many rows as drafts may bring a step to
 
 
 def most_nodes(depth: int, top_k: int) -> int:
     """The guesses of the last known token, and those of the drafts that go on in each later place."""
     return top_k + (depth - 1) * top_k * top_k
+
+
+def check_drafter(drafter: str) -> None:
+    """Raises a `UsageError` for a `--drafter` that is no known word and no path that exists."""
+    if drafter in (NGRAM, "none") or Path(drafter).expanduser().exists():
+        return
+    what = "no such folder" if "/" in drafter else "no drafter"
+    raise UsageError(
+        f"--drafter {drafter}: there is {what}.",
+        "Check the path. Use ngram, the folder of an EAGLE-3 drafter, a small model of the same family, or "
+        "none.",
+    )
+
+
+def refuse_trees(top_k: int, what: str) -> None:
+    """Raises a `UsageError` if the settings ask for trees, of which `what` makes none."""
+    if top_k > 1:
+        raise UsageError(
+            f"--draft-top-k {top_k} asks for trees of drafts, but {what} makes chains alone.",
+            "Leave out --draft-top-k and --draft-nodes, or give the folder of an EAGLE-3 drafter.",
+        )
 
 
 def check_tree(engine: EngineSection) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from rich.table import Table
 
 from firstlight.base.config import EngineSection
+from firstlight.base.draft_tree import NGRAM
 from firstlight.base.errors import UsageError
 from firstlight.bench.in_process import open_engine
 from firstlight.bench.measures import median
@@ -26,7 +27,6 @@ from firstlight.bench.speculation_subjects import WITHOUT, Asked, Engine, Server
 from firstlight.drafter import families
 from firstlight.drafter.loops import loop_start
 from firstlight.drafter.prompt_files import read_prompt_file
-from firstlight.engine.speculation.make import NGRAM
 from firstlight.engine.speculation.shape import NOTHING, Shape, chain
 from firstlight.engine.speculation.shipped import with_shipped_drafter
 from firstlight.engine.step_times import measure_step_times
@@ -261,7 +261,7 @@ _COLUMNS = (
 def table(report: SpeculationReport) -> Table:
     """For people."""
     how = "as many drafts as pay" if report.adapt else "always k drafts"
-    title = f"{report.model}: {how}; medians of {report.rounds} interleaved rounds"
+    title = f"{Path(report.model).name}: {how}; medians of {report.rounds} interleaved rounds"
     return plain_table(title, _COLUMNS, [_row(point) for point in report.points])
 
 
@@ -272,7 +272,7 @@ def _row(point: Point) -> tuple[str, ...]:
     return (
         point.group,
         str(point.batch),
-        point.drafter,
+        Path(point.drafter).name,  # a folder's own name says enough
         str(point.draft_tokens or ""),
         f"{point.draft_nodes} of {point.draft_top_k} each" if point.draft_top_k > 1 else "",
         f"{point.tokens_per_s:,.1f}",

@@ -47,11 +47,14 @@ def check(options: CheckOptions) -> int:
     Examples:
       firstlight drafter check --out my-drafter
     """
+    from firstlight.drafter.gate_record import GateRecord
     from firstlight.drafter.gates import check as gates
     from firstlight.drafter.target import open_target
 
-    passed = True
-    for gate in gates(options.out, open_target(locate(options.target)), options.attention):
+    passed, target = True, open_target(locate(options.target))
+    record = GateRecord(options.out, target, say)
+    for gate in gates(options.out, target, options.attention):
+        record.note(gate)
         print(f"{'open  ' if gate.passed else 'closed'}  {gate.name}: {gate.said}", flush=True)
         passed = gate.passed
     return 0 if passed else 1
@@ -167,6 +170,8 @@ def export(options: ExportOptions) -> None:
     stage = run_stage(options.out, open_target(locate(options.target)), engines)
     for engine in engines:
         print(f"{stage.folder / engine}: {stage.manifest.numbers[engine]}")
+    if stage.manifest.numbers["unfinished"]:
+        print(f"not a finished drafter: {stage.manifest.numbers['unfinished']}")
 
 
 @dataclass

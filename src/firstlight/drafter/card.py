@@ -11,7 +11,7 @@ from typing import Any
 from firstlight.base.files import replacing
 from firstlight.drafter.curves import CURVES, PICTURE
 from firstlight.drafter.evaluate import REPORT, Line, read_report
-from firstlight.drafter.gate_record import forced_gates
+from firstlight.drafter.gate_record import forced_gates, passed_gates
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Target
 
@@ -20,7 +20,7 @@ CARD = "README.md"
 
 def write_card(folder: Path, out: Path, target: Target, engine: str) -> None:
     """Writes the card; results stand in it if the run was evaluated."""
-    sections = [_head(target, engine), *_forced(out), _data(out), _training(out), *_curves(folder, out)]
+    sections = [_head(target, engine), *_gates(out), _data(out), _training(out), *_curves(folder, out)]
     if (out / "evaluate" / REPORT).exists():
         sections.append(_results(out))
     with replacing(folder / CARD) as file:
@@ -38,12 +38,16 @@ def _head(target: Target, engine: str) -> str:
     )
 
 
-def _forced(out: Path) -> list[str]:
-    gates = forced_gates(out)
-    if not gates:
-        return []
-    rows = "\n".join(f"- {name}: {said}" for name, said in gates.items())
-    return [f"## Gates that were closed, and passed by force\n\n{rows}"]
+def _gates(out: Path) -> list[str]:
+    titles = {
+        "Gates that were closed, and passed by force": forced_gates(out),
+        "Gates that were open": passed_gates(out),
+    }
+    sections = []
+    for title, gates in titles.items():
+        rows = "\n".join(f"- {name}: {said}" for name, said in gates.items())
+        sections += [f"## {title}\n\n{rows}"] if gates else []
+    return sections
 
 
 def _data(out: Path) -> str:
@@ -69,6 +73,8 @@ def _training(out: Path) -> str:
     rows += [f"- vocabulary, {name}: {value}" for name, value in vocabulary.items()]
     step, tokens = manifest.numbers.get("step"), manifest.numbers.get("tokens")
     rows.append(f"- optimiser steps: {step}, supervised tokens: {tokens}")
+    if not manifest.complete:
+        rows.append("- **stopped before its end**")
     return "## Training\n\n" + "\n".join(rows)
 
 

@@ -20,7 +20,7 @@ from firstlight.base.errors import EngineError
 from firstlight.base.files import replacing
 from firstlight.drafter.card import write_card
 from firstlight.drafter.checkpoints import load_drafter
-from firstlight.drafter.gate_record import forced_gates
+from firstlight.drafter.gate_record import forced_gates, passed_gates
 from firstlight.drafter.probes import check_probes, write_probes
 from firstlight.drafter.shards import read_shard
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
@@ -54,7 +54,7 @@ def export(out: Path, target: Target, engines: tuple[str, ...] = ENGINES) -> Sta
     drafter, _ = load_drafter(out / "train" / CHECKPOINT, ends.embedding)
     stage = open_stage(out / "export", "export", {}, {}, target.record)
     stage.manifest.inputs = {CHECKPOINT: trained.files[CHECKPOINT]}
-    stage.manifest.numbers["forced_gates"] = forced_gates(out)
+    stage.manifest.numbers |= {"forced_gates": forced_gates(out), "unfinished": unfinished(out)}
     captured = out / "capture"
     shard = read_shard(captured / min(read_manifest(captured).files))
     for engine in engines:
@@ -79,6 +79,17 @@ def export(out: Path, target: Target, engines: tuple[str, ...] = ENGINES) -> Sta
             stage.finish_file(path.relative_to(stage.folder).as_posix())
     stage.finish()
     return stage
+
+
+def unfinished(out: Path) -> str:
+    """What speaks against taking the drafter for a finished one; "" if nothing does."""
+    trained = read_manifest(out / "train")
+    found = []
+    if not trained.complete:
+        found.append(f"training was stopped at step {trained.numbers.get('step', 0)}, before its end")
+    if not passed_gates(out):
+        found.append("no gate was gone through (firstlight drafter check, or run)")
+    return "; ".join(found)
 
 
 def why_not(engine: str, drafter: Eagle3Drafter) -> str | None:

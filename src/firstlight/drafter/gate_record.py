@@ -31,8 +31,7 @@ class GateRecord:
         """Goes through gates. Raises `ModelFileError` at the first that is closed, unless by force."""
         for gate in gates:
             forced = not gate.passed and self._force
-            self._said[gate.name] = msgspec.to_builtins(gate) | {"forced": forced}
-            self._stage.finish()
+            self.note(gate, forced=forced)
             state = "open" if gate.passed else "closed, FORCED" if forced else "closed"
             self._say(f"gate {gate.name} ({state}): {gate.said}")
             if not gate.passed and not forced:
@@ -42,10 +41,24 @@ class GateRecord:
                     "goes on all the same, and says so in the manifest and in the model card.",
                 )
 
+    def note(self, gate: Gate, *, forced: bool = False) -> None:
+        """Keeps what a gate said."""
+        self._said[gate.name] = msgspec.to_builtins(gate) | {"forced": forced}
+        self._stage.finish()
+
 
 def forced_gates(out: Path) -> dict[str, str]:
     """The gates that were closed and passed by force, and what they said."""
+    return {name: str(gate["said"]) for name, gate in _known(out).items() if gate["forced"]}
+
+
+def passed_gates(out: Path) -> dict[str, str]:
+    """The gates that were open, and what they said."""
+    return {name: str(gate["said"]) for name, gate in _known(out).items() if gate["passed"]}
+
+
+def _known(out: Path) -> dict[str, dict[str, object]]:
     if not (out / GATES / MANIFEST).exists():
         return {}
-    gates = read_manifest(out / GATES).numbers.get(GATES, {})
-    return {name: str(gate["said"]) for name, gate in gates.items() if gate["forced"]}
+    found: dict[str, dict[str, object]] = read_manifest(out / GATES).numbers.get(GATES, {})
+    return found

@@ -25,6 +25,7 @@ from firstlight.drafter.explain.order import Order
 from firstlight.drafter.make_drafter import drafter_config, initialise
 from firstlight.drafter.objective import Tally, make_teacher, unrolled
 from firstlight.drafter.packing import Row, rows_of
+from firstlight.drafter.progress import Meter
 from firstlight.drafter.shards import Document, Shard, read_shard
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Ends, Target, read_ends
@@ -172,16 +173,18 @@ def overfit_gate(
         temperature=BY_HEART_TEMPERATURE,
     )
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=OVERFIT_RATE, weight_decay=0.0)
-    for step in range(OVERFIT_STEPS):
-        outcome = unrolled(drafter, teacher, row, NUM_DRAFTS, 1.0)
-        torch.autograd.backward(outcome.loss)
-        torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        tally = Tally(NUM_DRAFTS)
-        tally.add(outcome)
-        if step > 10 and min(tally.conditional) == 1.0:
-            break
+    with Meter("learning one answer by heart", "steps at most", OVERFIT_STEPS) as meter:
+        for step in range(OVERFIT_STEPS):
+            outcome = unrolled(drafter, teacher, row, NUM_DRAFTS, 1.0)
+            torch.autograd.backward(outcome.loss)
+            torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            tally = Tally(NUM_DRAFTS)
+            tally.add(outcome)
+            meter.add(1, f"{100 * min(tally.conditional):.0f} % of its drafts right")
+            if step > 10 and min(tally.conditional) == 1.0:
+                break
     tokens = row.tokens_T.tolist()
     first = int(row.supervised_T.nonzero()[0])
     rounds = run_chain(tokens, first, NUM_DRAFTS, eagle_proposer(drafter, row.states_TCH, tokens))

@@ -111,7 +111,7 @@ class _Answerer:
             max_tokens=settings.max_tokens,
             seed=settings.seed,
         )
-        note = f"{numbers.get('answer_tokens', 0):,} tokens, {numbers.get('loops', 0)} loops"
+        note = _so_far(numbers)
         tapped = self.engine.answer(
             [tokens for _, tokens in chosen], params, lambda num: meter.add(num, note)
         )
@@ -130,6 +130,7 @@ class _Answerer:
             "too_long_prompts": len(prompts) - len(chosen),
         }
         self.stage.finish_file(name, {key: numbers.get(key, 0) + value for key, value in added.items()})
+        meter.add(0, _so_far(numbers))
         if isinstance(self.engine, RemoteEngine):
             return
         # Killed between the two, the answers are there without states: the stage capture makes those.
@@ -140,6 +141,10 @@ class _Answerer:
     def _encode(self, prompt: Prompt) -> list[int]:
         text = self.target.text
         return text.encode(text.render_chat(prompt.messages, tools=prompt.tools), add_special_tokens=False)
+
+
+def _so_far(numbers: dict[str, Any]) -> str:
+    return f"{numbers.get('answer_tokens', 0):,} tokens, {numbers.get('loops', 0)} loops"
 
 
 def _answer(prompt: Prompt, done: Tapped) -> Answer:

@@ -98,7 +98,10 @@ def write_shard(path: Path, shard: Shard) -> None:
 
 def read_shard(path: Path) -> Shard:
     """Reads and checks a file. Raises `ModelFileError` that says what is wrong with it."""
-    tensors = read_tensor_file(path)  # a file that was cut short says so in its own words
+    try:
+        tensors = read_tensor_file(path)  # a file that was cut short says so in its own words
+    except ModelFileError as error:
+        raise ModelFileError(str(error), CAPTURE_AGAIN) from error  # nobody published it
     require_recorded(path)
     contract = read_contract(path)
     if contract.storage == INT8:

@@ -110,7 +110,7 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError as error:
         raise UsageError(
             f"{folder} has no {MANIFEST}: the stage {folder.name!r} has not run.",
-            f"Run it first: firstlight drafter {folder.name} --out {folder.parent}",
+            f"Run it first: firstlight drafter {folder.name} --out {folder.parent}, with the same --target.",
         ) from error
     except (OSError, msgspec.DecodeError) as error:
         raise ModelFileError(

@@ -30,7 +30,14 @@ from firstlight.drafter.schedule import describe, epochs_done, learning_rate, sh
 from firstlight.drafter.shards import Document, Shard, read_shard
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
 from firstlight.drafter.target import Target, open_target, read_ends
-from firstlight.drafter.train_settings import BFLOAT16, Limits, TrainSettings, require_known, silent
+from firstlight.drafter.train_settings import (
+    BFLOAT16,
+    Limits,
+    TrainSettings,
+    require_device,
+    require_known,
+    silent,
+)
 
 CHECKPOINT = "checkpoint.safetensors"
 BETAS = (0.9, 0.95)
@@ -44,6 +51,7 @@ class Trainer:
         self, out: Path, target: Target, settings: TrainSettings, limits: Limits, ranks: Ranks | None = None
     ) -> None:
         require_known(settings)
+        require_device(limits.device)
         self.settings, self.limits, self.ranks = settings, limits, ranks or Ranks()
         self._captured = out / "capture"
         require_target(read_manifest(self._captured), target.record, self._captured)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+import torch
 
 from firstlight.base.errors import UsageError
 from firstlight.drafter.draft_loss import CROSS_ENTROPY, require_loss
@@ -57,6 +58,18 @@ def require_known(settings: TrainSettings) -> None:
         raise UsageError(
             f"Training computes in {FLOAT32} or {BFLOAT16}, not in {settings.dtype!r}.",
             f"Give --dtype {FLOAT32}.",
+        )
+
+
+def require_device(device: str) -> None:
+    """Raises `UsageError` for a device that is not known, or not here."""
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise UsageError(f"Nothing trains on a device {device!r}.", "Give --device cpu or cuda.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError(
+            f"--device {device}: PyTorch finds no GPU.",
+            "Give --device cpu, or install a CUDA build of PyTorch where nvidia-smi lists one.",
         )
 
 

@@ -61,8 +61,10 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         core.begin(times_s)
         trial = try_drafter(core, description.bos_token_id, memory_for(started))
         if trial is not None:
+            said = in_words(trial)
             started.report["drafter_trial"] = trial
-            report("self-test", detail=in_words(trial))
+            started.report["drafter_notes"].append(f"tried at the start: {said}")
+            report("self-test", detail=said)
         started.report["step_ms"] = {str(rows): round(1e3 * seconds, 3) for rows, seconds in times_s.items()}
         (run_dir / REPORT_FILE).write_bytes(msgspec.json.encode(started.report))
         give_back_heap()

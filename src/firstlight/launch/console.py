@@ -191,4 +191,6 @@ def _explained(report: Path) -> list[str]:
     if "collectives" in values:
         rows.append(("ranks", [values["collectives"]]))
     rows += [("layout", values["layouts"]), ("memory", values["memory"])]
+    if values.get("drafter_notes"):
+        rows.append(("drafter", [values["drafter"], *values["drafter_notes"]]))
     return [f"  {name:<9} {note}" for name, notes in rows for note in notes]

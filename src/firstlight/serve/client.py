@@ -33,6 +33,7 @@ from firstlight.engine.messages import (
     decode_from_engine,
     encode,
 )
+from firstlight.serve.draft_log import DraftLog
 from firstlight.serve.mailbox import Mailbox, OnOutput, pause_of
 from firstlight.serve.profile_order import ProfileOrder
 
@@ -63,6 +64,7 @@ class EngineClient:
         self.failure: Failed | None = None
         self.is_draining = False
         self.stats = EngineStats()
+        self._draft_log = DraftLog()
         self.profile = ProfileOrder(self._send)
 
     @property
@@ -195,6 +197,7 @@ class EngineClient:
 
     def _dispatch(self, step: StepOutputs) -> None:
         self.stats = step.stats
+        self._draft_log.saw(step.stats.drafts)
         if self._on_step is not None:
             self._on_step(step.stats)
         for output in step.outputs:

@@ -59,14 +59,14 @@ def families(counts: DraftCounts | None) -> Iterator[Metric]:
             by_place.add_metric([*labels, str(place)], value)
         yield by_place
     kinds = (
-        ("length", "length", "length of the sequence in tokens", LENGTH_NAMES, counts.by_length),
+        ("length", "length", "the length of the sequence in tokens", LENGTH_NAMES, counts.by_length),
         ("prefix_hit", "hit", "whether its prompt began in the prefix cache", HIT_NAMES, counts.by_hit),
     )
     for kind, label, words, names, shares in kinds:
         for name, description, read_share in _BY_KIND:
             family = CounterMetricFamily(
                 f"firstlight:draft_{name}_by_{kind}",
-                f"{description}, by the {words}.",
+                f"{description}, by {words}.",
                 labels=[*_LABELS, label],
             )
             for which, share in zip(names, shares, strict=True):

@@ -183,4 +183,17 @@ def test_a_closed_gate_ends_the_run_and_force_is_seen_by_all(run: Run, tmp_path:
     assert forced_gates(out) == {"second": "not so."}
     export(out, target, (NATIVE,))
     assert read_manifest(out / "export").numbers["forced_gates"] == {"second": "not so."}
-    assert "passed by force" in (out / "export" / NATIVE / "README.md").read_text()
+    card = (out / "export" / NATIVE / "README.md").read_text()
+    assert "passed by force" in card
+    assert "## Gates that were open\n\n- first: fine" in card
+
+
+def test_an_export_of_half_a_training_says_so(run: Run, tmp_path: Path) -> None:
+    out, target = tmp_path / "run", run[1]
+    shutil.copytree(run[0], out)
+    manifest = out / "train" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"complete": true', '"complete": false'))
+    said = export(out, target, (NATIVE,)).manifest.numbers["unfinished"]
+    assert "training was stopped at step" in said
+    assert "no gate was gone through" in said
+    assert "stopped before its end" in (out / "export" / NATIVE / "README.md").read_text()

@@ -25,7 +25,7 @@ from firstlight.drafter.shards import Shard, read_shard, write_shard
 from firstlight.drafter.stages import MANIFEST, read_manifest
 from firstlight.drafter.target import Ends, Target, read_ends
 from firstlight.drafter.train import CHECKPOINT, Trainer, train
-from firstlight.drafter.train_settings import Limits, TrainSettings
+from firstlight.drafter.train_settings import Limits, TrainSettings, require_device
 from firstlight.drafter.vocabulary import build_vocabulary, coverage
 from firstlight.models.eagle3 import Eagle3Drafter
 from firstlight.models.eagle3_file import save_eagle3
@@ -286,3 +286,10 @@ def test_first_weights_know_something_already(run: Run) -> None:
     with torch.no_grad():
         losses = [float(unrolled(drafter, teacher, row, 3, 1.0).losses_S[0]) for drafter in (fitted, plain)]
     assert losses[0] < losses[1]
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:7"])
+def test_a_device_that_is_not_here_is_named(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UsageError, match=device):
+        require_device(device)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from msgspec import structs
 
+from firstlight.base.draft_tree import refuse_trees
 from firstlight.base.errors import UnsupportedError
 from firstlight.engine.assemble import load_weights, make_runner
 from firstlight.engine.kv import KVPool, token_row_bytes
 from firstlight.engine.speculation.draft_model import DraftModelDrafter
 from firstlight.engine.speculation.host import Extra, Host
 from firstlight.engine.speculation.places import Places
-from firstlight.engine.speculation.shape import Shape, refuse_trees
+from firstlight.engine.speculation.shape import Shape
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.facts.memory import kv_bytes_per_token
 from firstlight.models.declare import Declaration
@@ -52,7 +53,7 @@ class DraftModelDrafting:
 
     def check(self, shape: Shape) -> None:
         """See `Drafting`."""
-        refuse_trees(shape, "a draft model")
+        refuse_trees(shape.top_k, "a draft model")
 
     def extra(self, ops: Backend) -> Extra:
         """What it takes beside the target: of each token, and for its weights."""

@@ -29,6 +29,12 @@ from firstlight.ops.kv_rows import row_bytes
 _Q8_BYTES = 34 / 32  # of a value
 
 
+def _norms(model: Eagle3Drafter) -> str:
+    c = model.config
+    flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    return "norms: " + ", ".join(f"{flag} {str(getattr(c, flag)).lower()}" for flag in flags)
+
+
 class Eagle3Drafting:
     """A drafter that was read. `layers` are those of the target whose states it needs."""
 
@@ -47,7 +53,7 @@ class Eagle3Drafting:
         if model.embedding_VH.data_ptr() == nowhere.data_ptr():
             model.look_up = _not_yet
         layers = f"states of the target's layers {list(model.config.state_layers)} (blocks that have run)"
-        return cls(model, (*loaded.notes, layers))
+        return cls(model, (*loaded.notes, layers, _norms(model)))
 
     def check(self, shape: Shape) -> None:
         """See `Drafting`."""

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from firstlight.base.config import EngineSection
 from firstlight.base.draft_profile import parse_profile
-from firstlight.base.errors import ModelFileError, UsageError
+from firstlight.base.draft_tree import NGRAM, check_drafter, refuse_trees
+from firstlight.base.errors import ModelFileError
 from firstlight.engine.speculation.draft_model_load import DraftModelDrafting
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.eagle3_load import Eagle3Drafting
@@ -19,7 +20,7 @@ from firstlight.engine.speculation.ngram import NgramDrafter
 from firstlight.engine.speculation.policy import Policy
 from firstlight.engine.speculation.rejection_rule import RejectionRule
 from firstlight.engine.speculation.rule import Rule
-from firstlight.engine.speculation.shape import Shape, refuse_trees, shape_of
+from firstlight.engine.speculation.shape import Shape, shape_of
 from firstlight.engine.speculation.speculation import Speculation
 from firstlight.engine.speculation.synthetic import Synthetic
 from firstlight.facts.checkpoint import Checkpoint
@@ -27,9 +28,6 @@ from firstlight.facts.drafter_config import is_drafter
 from firstlight.facts.fields import read_json_object
 from firstlight.models.eagle3_file import CONFIG
 from firstlight.ops.contract import Backend
-
-NGRAM = "ngram"
-_USE = "Use ngram, the folder of an EAGLE-3 drafter, a small model of the same family, or none."
 
 
 class Drafting(Protocol):
@@ -72,7 +70,7 @@ class NgramDrafting:
 
     def check(self, shape: Shape) -> None:
         """See `Drafting`."""
-        refuse_trees(shape, "prompt lookup")
+        refuse_trees(shape.top_k, "prompt lookup")
 
     def extra(self, ops: Backend) -> Extra:
         """Nothing."""
@@ -99,10 +97,8 @@ def read_drafting(section: EngineSection, target: Checkpoint) -> Drafting | None
 def _read(wanted: str, target: Checkpoint) -> Drafting:
     if wanted == NGRAM:
         return NgramDrafting()
+    check_drafter(wanted)
     path = Path(wanted).expanduser()
-    if not path.exists():
-        what = "no such folder" if "/" in wanted else "no drafter"
-        raise UsageError(f"--drafter {wanted}: there is {what}.", f"Check the path. {_USE}")
     config = path / CONFIG
     if path.is_dir() and not config.exists():
         raise ModelFileError(

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from firstlight.base.config import EngineSection
 from firstlight.base.draft_tree import MOST_NODES
-from firstlight.base.errors import UsageError
 
 
 class Shape(NamedTuple):
@@ -50,12 +49,3 @@ def shape_of(section: EngineSection) -> Shape:
     if top_k == 1:
         return chain(depth)
     return Shape(depth, top_k, section.draft_nodes or min(depth * top_k, MOST_NODES))
-
-
-def refuse_trees(shape: Shape, what: str) -> None:
-    """Raises a `UsageError` if the settings ask for trees, of which `what` makes none."""
-    if shape.is_tree:
-        raise UsageError(
-            f"--draft-top-k {shape.top_k} asks for trees of drafts, but {what} makes chains alone.",
-            "Leave out --draft-top-k and --draft-nodes, or give the folder of an EAGLE-3 drafter.",
-        )
