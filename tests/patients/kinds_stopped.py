@@ -85,7 +85,7 @@ def _changed_step(function: str) -> object:
     """A server whose engine makes a mistake at one of its steps, with requests that wait for it."""
 
     def start(ward: Ward) -> Patient:
-        number = ward.random.randrange(5, 200)
+        number = ward.random.randrange(60, 200)  # behind the steps that are measured at the start
         module = "firstlight.engine.scheduler" if function == "plan_nothing" else "firstlight.engine.core"
         mistake = change("rank 0", module, function, number=number)
         server = Server(ward, ward.models / TINY, *SLOW_TO_JUDGE, variables=mistake).ready()

@@ -140,7 +140,7 @@ def _points(
     points: list[Point] = []
     done, total = 0, len(groups) * len(order.batches) * order.rounds
     for group, conversations in groups.items():
-        prompts = _measured_prompts(order, text, conversations, subjects[0])
+        prompts = _measured_prompts(order, text, conversations, subjects)
         for batch in order.batches:
             for subject in subjects:
                 subject.forget()
@@ -199,17 +199,24 @@ def _default_drafters(order: SpeculationOrder) -> list[str]:
 
 
 def _measured_prompts(
-    order: SpeculationOrder, text: TextModel, conversations: Sequence[Sequence[Any]], plain: Subject
+    order: SpeculationOrder,
+    text: TextModel,
+    conversations: Sequence[Sequence[Any]],
+    subjects: Sequence[Subject],
 ) -> list[Asked]:
-    """The prompts, and how long each answer is before it ends or begins to repeat itself."""
+    """The prompts, and how long each answer of the first subject is before it ends or repeats itself.
+
+    All subjects answer: whose memory was touched before has an advantage of some hundredths.
+    """
     encoded = [text.encode(text.render_chat(m), add_special_tokens=False) for m in conversations]
     most = order.max_prompt_tokens
     fitting = [tokens for tokens in encoded if len(tokens) <= most]
-    plain.forget()
-    for tokens in fitting:
-        plain.answer([Asked(tokens, order.answer_tokens)], ignore_eos=False)
+    for subject in subjects:
+        subject.forget()
+        for tokens in fitting:
+            subject.answer([Asked(tokens, order.answer_tokens)], ignore_eos=False)
     prompts = []
-    for tokens, answer in zip(fitting, plain.answers, strict=True):
+    for tokens, answer in zip(fitting, subjects[0].answers, strict=True):
         loop = loop_start(answer)
         num_answer = len(answer) if loop is None else loop
         if num_answer >= SHORTEST_ANSWER:
