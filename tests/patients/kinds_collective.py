@@ -48,13 +48,13 @@ def _foreign_absent(ward: Ward) -> Patient:
 
 
 def _lost_plan(ward: Ward) -> Patient:
-    number = ward.random.randrange(5, 60)
+    number = ward.random.randrange(60, 160)  # behind the steps that are measured at the start
     mistake = change("rank 1", "firstlight.engine.channel", "skip_plan", number=number)
     return _diverged(ward, mistake, f"plan {number}")
 
 
 def _other_branch(ward: Ward) -> Patient:
-    number = ward.random.randrange(20, 200)
+    number = ward.random.randrange(300, 600)
     mistake = change("rank 1", "firstlight.ops.collectives", "other_collective", number=number)
     # Memory that ranks share tells at once that they are apart; gloo lets them wait for each other.
     return _diverged(ward, mistake, f"sum {number}", "--collectives", "gloo")

@@ -50,7 +50,7 @@ def _files_in_the_api(ward: Ward) -> Patient:
 
 def _files_in_a_rank(ward: Ward) -> Patient:
     """A rank leaks sockets until it may open no more."""
-    mistake = change("rank 0", "firstlight.engine.core", "many_files", number=ward.random.randrange(5, 60))
+    mistake = change("rank 0", "firstlight.engine.core", "many_files", number=ward.random.randrange(60, 160))
     server = Server(ward, ward.models / TINY, variables=mistake).ready()
     pid = server.pid("rank-0")
     limit = ward.random.randrange(100, 400)
