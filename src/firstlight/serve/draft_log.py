@@ -28,6 +28,8 @@ class DraftLog:
         """The counts of a step; None without a drafter."""
         if counts is None or (counts.now, counts.nodes_now) == self._said:
             return
+        if not counts.num_plain + counts.num_verified:
+            return  # nobody has asked yet
         now_s = self._clock()
         if self._said is not None and now_s - self._said_s < LEAST_S:
             return

@@ -13,9 +13,10 @@ def test_a_choice_is_logged_when_it_changed_and_seldom(caplog: pytest.LogCapture
     log = DraftLog(lambda: now_s[0])
     with caplog.at_level("INFO"):
         log.saw(None)
+        log.saw(DraftCounts("eagle3", 3, reason="no step yet"))
         for seconds, chosen in ((1.0, 3), (2.0, 3), (3.0, 0), (3.0 + LEAST_S, 0), (4.0 + LEAST_S, 2)):
             now_s[0] = seconds
-            log.saw(DraftCounts("eagle3", 3, now=chosen, reason=f"because of {chosen}"))
+            log.saw(DraftCounts("eagle3", 3, now=chosen, reason=f"because of {chosen}", num_plain=1))
     assert caplog.messages == [
         "drafts of eagle3: 3 of 3; because of 3",
         "drafts of eagle3: 0 of 3; because of 0",
