@@ -327,6 +327,6 @@ def test_systemd_hears_of_the_whole_life(
             assert server.stop() == 0
         listener.join()
     assert heard.index("READY=1") < heard.index("STATUS=The model is ready.")
-    # Which phase it names depends on how quick the machine is: a tiny model may be ready before the next status.
+    # It names a phase only where the machine is slow: a tiny model may be ready before the next status.
     assert any(row.startswith("STATUS=The model is not ready yet: ") for row in heard)
     assert "WATCHDOG=1" in heard
