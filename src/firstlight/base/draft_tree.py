@@ -45,6 +45,8 @@ def refuse_trees(top_k: int, what: str) -> None:
 def check_tree(engine: EngineSection) -> None:
     """Raises a `UsageError` for settings that contradict each other."""
     depth, top_k, nodes = engine.draft_tokens, engine.draft_top_k, engine.draft_nodes
+    if engine.drafter == NGRAM:
+        refuse_trees(top_k, "prompt lookup")
     if not nodes:
         return
     if top_k == 1:

@@ -24,7 +24,7 @@ from firstlight.base.config import (
     ServerSection,
 )
 from firstlight.base.draft_profile import parse_profile
-from firstlight.base.draft_tree import NGRAM, check_drafter, check_tree, refuse_trees
+from firstlight.base.draft_tree import check_drafter, check_tree
 from firstlight.base.errors import UsageError, why_unreadable
 from firstlight.base.settings import ALL_SETTINGS, SECTIONS, Setting
 
@@ -235,8 +235,6 @@ def check_engine(engine: EngineSection) -> None:
         if engine.drafter is None:
             raise UsageError("--draft-acceptance accepts drafts, but nothing drafts.", "Add --drafter ngram.")
     check_tree(engine)
-    if engine.drafter == NGRAM:
-        refuse_trees(engine.draft_top_k, "prompt lookup")
     if engine.max_batched_tokens < engine.max_num_seqs:
         raise UsageError(
             f"--max-batched-tokens {engine.max_batched_tokens} is less than --max-num-seqs "
