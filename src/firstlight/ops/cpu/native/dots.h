@@ -15,6 +15,15 @@ static inline void fetch_ahead([[maybe_unused]] const uint8_t* group, [[maybe_un
 #endif
 }
 
+// What a code was raised by, so that it is unsigned where the instructions want it so.
+template <int32_t FORMAT>
+constexpr float raised_by() {
+#if defined(FL_VNNI)
+    if (FORMAT == Q8) return 128.0f;
+#endif
+    return FORMAT == Q4 ? 8.0f : 0.0f;
+}
+
 #if defined(__AVX2__)
 static inline __m256i four_codes(const int8_t* p) {
     int32_t word;

@@ -19,15 +19,6 @@ constexpr int MAX_ROWS = 1, MAX_TILES = 1;  // nothing is shared
 #endif
 constexpr int LONE_ROW_TILES = 2 * MAX_TILES;  // a lone row leaves room for more tiles, which share its activations
 
-// What a code was raised by, so that it is unsigned where the instructions want it so.
-template <int32_t FORMAT>
-constexpr float raised_by() {
-#if defined(FL_VNNI)
-    if (FORMAT == Q8) return 128.0f;
-#endif
-    return FORMAT == Q4 ? 8.0f : 0.0f;
-}
-
 // A row's sums over a tile's outputs go on by a group.
 template <int32_t FORMAT>
 static inline f8 add_group(const uint8_t* p, const Scales& scales, const Group& a, i8 dot_of_codes, f8 sums) {
@@ -67,7 +58,7 @@ static inline void multiply_codes(const uint8_t* tile, int64_t tile_stride, int6
                                   f8 (*out)[T]) {
 #if defined(FL_VNNI)
     if constexpr (T == 2 && FORMAT != Q6_NESTED)
-        return multiply_pair<FORMAT, R>(tile, tile_stride, num_groups, activations, raised_by<FORMAT>(), out);
+        return multiply_pair<FORMAT, R>(tile, tile_stride, num_groups, activations, out);
 #endif
     f8 sums[R][T];
     for (int r = 0; r < R; r++)

@@ -84,11 +84,10 @@ static inline PairScales pair_scales(int32_t format, const uint8_t* const* p, co
     return {beside(low.first, high.first), beside(low.minimum, high.minimum)};
 }
 
-// R rows with the tiles at `tile` and `tile_stride` bytes behind it; `num_groups` apart lie the rows. RAISED: what the
-// codes were raised by, see `product.h`.
+// R rows with the tiles at `tile` and `tile_stride` bytes behind it; `num_groups` apart lie the rows.
 template <int32_t FORMAT, int R>
 static inline void multiply_pair(const uint8_t* tile, int64_t tile_stride, int64_t num_groups, const Group* activations,
-                                 float raised, f8 (*out)[2]) {
+                                 f8 (*out)[2]) {
     f16 sums[R];
     for (int r = 0; r < R; r++) sums[r] = f16{};
     for (int64_t g = 0; g < num_groups; g++) {
@@ -107,7 +106,7 @@ static inline void multiply_pair(const uint8_t* tile, int64_t tile_stride, int64
             const Group& a = *rows[r];
             i16 column = FORMAT == Q8 ? wide_column_pair(p, a) : small_column_pair(p, a);
             f16 dot = fma16(to_float(column), all16(FORMAT == Q8 ? a.outlier : a.small_outlier), to_float(dots[r]));
-            if (raised != 0.0f) dot = fma16(all16(-raised), all16(a.sum), dot);
+            if constexpr (raised_by<FORMAT>() != 0.0f) dot = fma16(all16(-raised_by<FORMAT>()), all16(a.sum), dot);
             sums[r] = fma16(dot, scales.scale * a.scale, sums[r]);
             if constexpr (has_minimum(FORMAT)) sums[r] = fma16(scales.minimum, all16(a.scaled_sum), sums[r]);
         }
