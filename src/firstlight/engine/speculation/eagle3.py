@@ -24,7 +24,7 @@ from firstlight.engine.speculation.eagle3_tree import TreeGrower
 from firstlight.engine.speculation.guess import Guess
 from firstlight.engine.speculation.places import Places
 from firstlight.engine.speculation.shape import Shape
-from firstlight.engine.speculation.waiting import TrueRows, Waiting
+from firstlight.engine.speculation.waiting import Waiting
 from firstlight.ops.contract import StepRows
 
 
@@ -54,26 +54,19 @@ class Eagle3TreeDrafter:
         max_rows: int,
     ) -> None:
         self.layers = layers
-        self._waiting = Waiting(layer.write, places.num_slots)
+        # Entering the mode costs as much as a step's rows do, so only what writes enters it.
+        self._waiting = Waiting(torch.inference_mode()(layer.write), places.num_slots)
         self._layer, self._places, self._source = layer, places, source
         self._ids_R, self._max_rows = ids_R, max_rows
         self._guess = Guess(torch.from_numpy(ids_R).to(torch.int32))
         self._grower = TreeGrower(layer, ids_R, places, self._guess)
 
-    @torch.inference_mode()
     def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
         """Writes the slots of a step's rows, at the latest before the next drafts.
 
         Those of drafts that are rejected will be overwritten.
         """
-        rows = self._source.rows
-        before = np.maximum(rows.positions_T - 1, 0)
-        size = rows.page_size
-        places = rows.places(np.arange(len(before)), before[:, None])[:, 0]
-        pages = rows.page_table_SP[rows.sequence_T, places // size]
-        slots_before = np.where(rows.positions_T > 0, pages * size + places % size, 0)
-        tokens = np.array(plan.tokens, np.int64)
-        self._waiting.add(self._source.states, TrueRows(tokens, before, rows.write_slots_T, slots_before))
+        self._waiting.add(self._source.states, self._source.rows, plan.tokens)
 
     @torch.inference_mode()
     def catch_up(self) -> None:

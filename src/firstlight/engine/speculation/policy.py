@@ -21,6 +21,9 @@ _LONGEST_OUTLIER = 3.0  # a step of that many times the mean counts as no more
 # A gain of less is not worth the risk that the estimate is wrong.
 LEAST_GAIN = 1.02
 LEAST_MORE = 1.005  # for each draft more, or the next larger tree
+# While no drafts are made nothing is learnt of them, and the times of steps move slowly: a choice of none
+# stands for so many steps of as many sequences.
+STEPS_BETWEEN_CHOICES = 8
 # While no drafts are made, or no trees: steps between two looks, at least.
 STEPS_BETWEEN_LOOKS = 64
 LOOK_TOKENS = 2
@@ -97,6 +100,8 @@ class Policy:
         ] = {}  # of a depth and top-k, by number of sequences
         self._looks = [_Look(chain(min(LOOK_TOKENS, most)))] + ([_Look(tree)] if tree else [])
         self._best = NOTHING
+        self._none_for = 0  # so many sequences, while a choice of none stands
+        self._num_steps = 1  # since the last choice, that one included
 
     def begin(self, times_s: Mapping[int, float]) -> None:
         """The engine serves from now on; `times_s` as `measure_step_times` gave them."""
@@ -111,17 +116,16 @@ class Policy:
             return self.forced
         if not self.adapts:
             return self.largest
-        base_s = self.times.of(num_sequences)
-        best, best_gain = NOTHING, LEAST_GAIN
-        for shape in self._shapes:
-            gain = self._gain(shape, num_sequences, base_s)
-            if gain > best_gain * (LEAST_MORE if best.depth else 1.0):
-                best, best_gain = shape, gain
-        self._explain(best, num_sequences, best_gain)
+        if num_sequences == self._none_for and self._num_steps < STEPS_BETWEEN_CHOICES:
+            self._num_steps += 1
+            return NOTHING
+        best = self._best_for(num_sequences)
+        num_steps, self._num_steps = self._num_steps, 1
+        self._none_for = 0 if best.depth else num_sequences
         for look in self._looks:
-            look.num_steps = 0 if look.is_seen_by(best) else look.num_steps + 1
-            if self._may_look(look, best, num_sequences, base_s):
-                look.num_steps = 0
+            look.num_steps = 0 if look.is_seen_by(best) else look.num_steps + num_steps
+            if self._may_look(look, best, num_sequences):
+                look.num_steps = self._none_for = 0
                 self._loosen(look.shape)
                 return look.shape
         return best
@@ -151,10 +155,24 @@ class Policy:
             return self.tree_acceptance.gain(shape.nodes)
         return self.acceptance.gain(shape.depth)
 
-    def _may_look(self, look: _Look, best: Shape, num_sequences: int, base_s: float) -> bool:
+    def _best_for(self, num_sequences: int) -> Shape:
+        """What gains most by what is known now, and why."""
+        assert self.times is not None, "asked before the engine serves"
+        base_s = self.times.of(num_sequences)
+        best, best_gain = NOTHING, LEAST_GAIN
+        for shape in self._shapes:
+            gain = self._gain(shape, num_sequences, base_s)
+            if gain > best_gain * (LEAST_MORE if best.depth else 1.0):
+                best, best_gain = shape, gain
+        self._explain(best, num_sequences, best_gain)
+        return best
+
+    def _may_look(self, look: _Look, best: Shape, num_sequences: int) -> bool:
         """Not so soon after the last that looks would cost more than their share of the time."""
         if look.num_steps < STEPS_BETWEEN_LOOKS:
             return False
+        assert self.times is not None, "asked before the engine serves"
+        base_s = self.times.of(num_sequences)
         more_s = self._step_time(look.shape, num_sequences) - self._step_time(best, num_sequences)
         return more_s <= LOOK_SHARE * base_s * look.num_steps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from firstlight.engine.speculation.memory import (
@@ -11,7 +12,7 @@ from firstlight.engine.speculation.memory import (
     SHORTEST_PAUSE,
     DraftMemory,
 )
-from firstlight.engine.speculation.policy import STEPS_BETWEEN_LOOKS, Policy, StepTimes
+from firstlight.engine.speculation.policy import STEPS_BETWEEN_CHOICES, STEPS_BETWEEN_LOOKS, Policy, StepTimes
 from firstlight.engine.speculation.shape import NOTHING, Shape, chain
 
 FLAT = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0}
@@ -54,19 +55,44 @@ def test_a_batch_that_fills_the_machine_gets_fewer() -> None:
     assert chosen[-1] == 0
 
 
+def looks_of(policy: Policy, num_steps: int) -> list[int]:
+    """The steps with drafts, of so many."""
+    return [step for step in range(num_steps) if policy.choose(1).depth]
+
+
 def test_while_nothing_pays_a_look_is_taken_now_and_then() -> None:
     policy = policy_of(FLAT, 0)
-    chosen = [policy.choose(1).depth for _ in range(3 * STEPS_BETWEEN_LOOKS)]
-    assert chosen.count(0) == len(chosen) - 3
+    steps = looks_of(policy, 4 * STEPS_BETWEEN_LOOKS)
+    between = np.diff([-1, *steps])
+    assert len(steps) == 3
+    assert min(between) >= STEPS_BETWEEN_LOOKS
+    assert max(between) <= STEPS_BETWEEN_LOOKS + STEPS_BETWEEN_CHOICES
     for _ in range(100):
         policy.acceptance.record(2, 2)
-    assert policy.choose(1).depth > 0
+    assert len(looks_of(policy, 2 * STEPS_BETWEEN_CHOICES)) >= STEPS_BETWEEN_CHOICES
 
 
 def test_a_look_that_costs_much_is_taken_seldom() -> None:
     policy = policy_of(STEEP, 0)
-    chosen = [policy.choose(1).depth for _ in range(401)]
-    assert chosen.count(0) == len(chosen) - 2  # a step of three rows costs two steps more: 1 % after 200
+    steps = looks_of(policy, 4 * 200)
+    assert len(steps) == 3  # a step of three rows costs two steps more: 1 % after 200
+    assert 200 <= min(np.diff([-1, *steps])) <= max(np.diff([-1, *steps])) <= 200 + STEPS_BETWEEN_CHOICES
+
+
+def test_what_a_look_saw_counts_at_once() -> None:
+    policy = policy_of(FLAT, 0)
+    while not policy.choose(1).depth:
+        pass
+    for _ in range(100):
+        policy.record(2, 2)
+    assert policy.choose(1).depth > 0
+
+
+def test_a_choice_of_none_is_for_so_many_sequences() -> None:
+    times_s = {rows: max(1.0, rows / 8) for rows in (1, 2, 4, 8, 16, 32, 64)}
+    policy = policy_of(times_s, 3)
+    assert policy.choose(16).depth == 0
+    assert policy.choose(1).depth == 3
 
 
 def test_a_slow_drafter_is_not_asked() -> None:
