@@ -7,7 +7,6 @@ what is finished there. Invariant: `firstlight --help` loads none of the room `d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,15 +15,29 @@ from firstlight.cli.drafter_explain import explain
 from firstlight.cli.drafter_options import (
     Attention,
     Batch,
+    Device,
+    DraftVocabulary,
+    Epochs,
+    Gym,
+    InitFrom,
     Kernels,
     Layers,
+    LearningRate,
+    Loss,
+    MaxMinutes,
+    MaxTokens,
     Out,
+    PromptFiles,
+    SelfMade,
     Storage,
     TargetOption,
+    Templates,
     Threads,
+    TrainDtype,
     engine_options,
 )
-from firstlight.cli.drafter_results import check, evaluate, export, probe, run
+from firstlight.cli.drafter_results import check, evaluate, export, probe
+from firstlight.cli.drafter_run import run
 from firstlight.cli.locate import locate, say
 from firstlight.cli.options import Debug, add_command
 
@@ -41,15 +54,10 @@ class PromptsOptions:
 
     out: Out
     target: TargetOption = None
-    templates: Annotated[int, typer.Option(help="Prompts of the built-in families.", min=0)] = 2400
-    gym: Annotated[int, typer.Option(help="Prompts of reasoning-gym, where it is installed.", min=0)] = 1000
-    self_made: Annotated[
-        int, typer.Option("--self", help="Tries to let the target make a prompt itself.", min=0)
-    ] = 2000
-    file: Annotated[
-        list[Path] | None,
-        typer.Option(help="JSON lines of prompts, OpenAI messages or ShareGPT; repeatable.", metavar="FILE"),
-    ] = None
+    templates: Templates = 2400
+    gym: Gym = 1000
+    self_made: SelfMade = 2000
+    file: PromptFiles = None
     seed: Annotated[int, typer.Option(help="Seed of all that is random here.")] = 0
     batch: Batch = 32
     threads: Threads = 0
@@ -85,7 +93,7 @@ class GenerateOptions:
 
     out: Out
     target: TargetOption = None
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 256
+    max_tokens: MaxTokens = 256
     temperature: Annotated[float, typer.Option(help="0: what the target would choose.", min=0)] = 0.0
     top_p: Annotated[float, typer.Option(help="Of sampled answers.", min=0, max=1)] = 1.0
     url: Annotated[
@@ -193,25 +201,21 @@ class TrainOptions:
 
     out: Out
     target: TargetOption = None
-    draft_vocabulary: Annotated[int, typer.Option(help="Tokens that the drafter can say.", min=1)] = 8192
+    draft_vocabulary: DraftVocabulary = 8192
     unroll: Annotated[int, typer.Option(help="Drafts that training unrolls.", min=1)] = 3
-    epochs: Annotated[int, typer.Option(help="Times that every answer is seen.", min=1)] = 4
-    learning_rate: Annotated[float, typer.Option(help="Its highest value.", min=0)] = 1e-3
+    epochs: Epochs = 4
+    learning_rate: LearningRate = 1e-3
     rows_per_step: Annotated[int, typer.Option(help="Packed rows of an optimiser step.", min=1)] = 2
     row_tokens: Annotated[int, typer.Option(help="Tokens of a packed row.", min=16)] = 512
     warmup_share: Annotated[
         float, typer.Option(help="Share of training until the highest learning rate.", min=0, max=1)
     ] = 0.04
-    max_minutes: Annotated[
-        float, typer.Option(help="End after so many minutes of training, the rate falling in time.", min=0)
-    ] = 0.0
+    max_minutes: MaxMinutes = 0.0
     attention: Attention = "heads"
-    loss: Annotated[str, typer.Option(help="cross-entropy, lk-alpha or lk-lambda.")] = "cross-entropy"
-    init_from: Annotated[
-        Path | None, typer.Option(help="Start from the drafter in this folder.", metavar="FOLDER")
-    ] = None
-    dtype: Annotated[str, typer.Option(help="Of products: float32 or bfloat16.")] = "float32"
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu"
+    loss: Loss = "cross-entropy"
+    init_from: InitFrom = None
+    dtype: TrainDtype = "float32"
+    device: Device = "cpu"
     ranks: Annotated[int, typer.Option(help="Processes that share the rows of a step.", min=1)] = 1
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files, too.")] = False
     max_steps: Annotated[

@@ -33,6 +33,26 @@ Attention = Annotated[
     str,
     typer.Option(help="Of the drafter: heads, which every engine runs; or latent, where its target's is."),
 ]
+Templates = Annotated[int, typer.Option(help="Prompts of the built-in families.", min=0)]
+Gym = Annotated[int, typer.Option(help="Prompts of reasoning-gym, where it is installed.", min=0)]
+SelfMade = Annotated[int, typer.Option("--self", help="Tries to let the target make a prompt itself.", min=0)]
+PromptFiles = Annotated[
+    list[Path] | None,
+    typer.Option(help="JSON lines of prompts, OpenAI messages or ShareGPT; repeatable.", metavar="FILE"),
+]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)]
+DraftVocabulary = Annotated[int, typer.Option(help="Tokens that the drafter can say.", min=1)]
+Epochs = Annotated[int, typer.Option(help="Times that every answer is seen.", min=1)]
+LearningRate = Annotated[float, typer.Option(help="Its highest value.", min=0)]
+MaxMinutes = Annotated[
+    float, typer.Option(help="End after so many minutes of training, the rate falling in time.", min=0)
+]
+Loss = Annotated[str, typer.Option(help="cross-entropy, lk-alpha or lk-lambda.")]
+InitFrom = Annotated[
+    Path | None, typer.Option(help="Start from the drafter in this folder.", metavar="FOLDER")
+]
+TrainDtype = Annotated[str, typer.Option("--dtype", help="Of products: float32 or bfloat16.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 MAX_MODEL_LEN = 1024
 
 

@@ -1,4 +1,4 @@
-"""`firstlight drafter check`, `evaluate`, `export`, `probe` and `run`: what a drafter is worth.
+"""`firstlight drafter check`, `evaluate`, `export` and `probe`: what a drafter is worth.
 
 Registered by `cli.drafter`. Invariant: results go to standard output, progress to standard error.
 """
@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firstlight.cli.drafter_options import (
-    Attention,
-    Batch,
-    Kernels,
-    Out,
-    TargetOption,
-    Threads,
-    engine_options,
-)
+from firstlight.cli.drafter_options import Attention, Out, TargetOption
 from firstlight.cli.locate import locate, say
 from firstlight.cli.options import Debug
 
@@ -51,13 +43,15 @@ def check(options: CheckOptions) -> int:
     from firstlight.drafter.gates import check as gates
     from firstlight.drafter.target import open_target
 
-    passed, target = True, open_target(locate(options.target))
+    target = open_target(locate(options.target))
     record = GateRecord(options.out, target, say)
-    for gate in gates(options.out, target, options.attention):
-        record.note(gate)
+    for one in gates(options.out, target, options.attention):
+        gate = one.measure()
+        record.note(one, gate)
         print(f"{'open  ' if gate.passed else 'closed'}  {gate.name}: {gate.said}", flush=True)
-        passed = gate.passed
-    return 0 if passed else 1
+        if not gate.passed:
+            return 1
+    return 0
 
 
 @dataclass
@@ -194,65 +188,3 @@ def probe(options: ProbeOptions) -> None:
 
     target = open_target(locate(options.target))
     print(check_probes(options.folder, target, read_ends(target.checkpoint).embedding))
-
-
-@dataclass
-class RunOptions:
-    """What `drafter run` takes; the stages' own commands have the rest."""
-
-    out: Out
-    target: TargetOption = None
-    templates: Annotated[int, typer.Option(help="Prompts of the built-in families.", min=0)] = 2400
-    self_made: Annotated[
-        int, typer.Option("--self", help="Tries to let the target make a prompt itself.", min=0)
-    ] = 2000
-    file: Annotated[list[Path] | None, typer.Option(help="Prompts of yours; repeatable.", metavar="FILE")] = (
-        None
-    )
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 256
-    draft_vocabulary: Annotated[int, typer.Option(help="Tokens that the drafter can say.", min=1)] = 8192
-    epochs: Annotated[int, typer.Option(help="Times that every answer is seen.", min=1)] = 4
-    attention: Attention = "heads"
-    batch: Batch = 32
-    force: Annotated[
-        bool, typer.Option("--force", help="Go on behind closed gates; manifest and card say so.")
-    ] = False
-    threads: Threads = 0
-    cpu_kernels: Kernels = "auto"
-    debug: Debug = False
-
-
-def run(options: RunOptions) -> None:
-    """Make a drafter from nothing: all stages, each behind its gates. Start it again to go on after a kill.
-
-    Examples:
-      firstlight drafter run --out my-drafter
-      firstlight drafter run --target model.gguf --out my-drafter --file chats.jsonl
-    """
-    from firstlight.cli.bench_output import show
-    from firstlight.drafter.capture import CaptureSettings
-    from firstlight.drafter.generate import GenerateSettings
-    from firstlight.drafter.prompts import PromptSettings
-    from firstlight.drafter.run import RunOrder
-    from firstlight.drafter.run import run as run_all
-    from firstlight.drafter.target import open_target
-    from firstlight.drafter.train_settings import TrainSettings
-
-    order = RunOrder(
-        prompts=PromptSettings(
-            num_templates=options.templates,
-            num_self=options.self_made,
-            files=tuple(str(path) for path in options.file or ()),
-        ),
-        generate=GenerateSettings(max_tokens=options.max_tokens),
-        capture=CaptureSettings(cpu_kernels=options.cpu_kernels),
-        train=TrainSettings(
-            draft_vocab_size=options.draft_vocabulary, epochs=options.epochs, attention=options.attention
-        ),
-        engine=engine_options(options.batch, options.threads, options.cpu_kernels),
-        threads=options.threads,
-        force=options.force,
-    )
-
-    report = run_all(options.out, open_target(locate(options.target)), order, say)
-    show(table(report), teacher_forced(report))

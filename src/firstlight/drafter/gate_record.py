@@ -6,13 +6,13 @@ only by force, and that stands in the manifest of `gates`, of the export, and in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from firstlight.base.errors import ModelFileError
-from firstlight.drafter.gates import Gate
+from firstlight.drafter.gates import Check, Gate
 from firstlight.drafter.stages import MANIFEST, Stage, open_stage, read_manifest
 from firstlight.drafter.target import Target
 
@@ -27,13 +27,18 @@ class GateRecord:
         self._say, self._force = say, force
         self._said: dict[str, dict[str, object]] = self._stage.manifest.numbers.setdefault(GATES, {})
 
-    def require(self, gates: Iterator[Gate]) -> None:
-        """Goes through gates. Raises `ModelFileError` at the first that is closed, unless by force."""
-        for gate in gates:
+    def require(self, checks: Iterable[Check]) -> None:
+        """Goes through gates; one that was open and measures the same as then stays so.
+
+        Raises `ModelFileError` at the first that is closed, unless by force.
+        """
+        for check in checks:
+            before = self._opened(check)
+            gate = before or check.measure()
             forced = not gate.passed and self._force
-            self.note(gate, forced=forced)
+            self.note(check, gate, forced=forced)
             state = "open" if gate.passed else "closed, FORCED" if forced else "closed"
-            self._say(f"gate {gate.name} ({state}): {gate.said}")
+            self._say(f"gate {gate.name} ({state}{', measured before' if before else ''}): {gate.said}")
             if not gate.passed and not forced:
                 raise ModelFileError(
                     f"The gate {gate.name!r} is closed: {gate.said}",
@@ -41,10 +46,16 @@ class GateRecord:
                     "goes on all the same, and says so in the manifest and in the model card.",
                 )
 
-    def note(self, gate: Gate, *, forced: bool = False) -> None:
+    def note(self, check: Check, gate: Gate, *, forced: bool = False) -> None:
         """Keeps what a gate said."""
-        self._said[gate.name] = msgspec.to_builtins(gate) | {"forced": forced}
+        self._said[check.name] = msgspec.to_builtins(gate) | {"forced": forced, "of": check.of}
         self._stage.finish()
+
+    def _opened(self, check: Check) -> Gate | None:
+        known = self._said.get(check.name, {})
+        if not known.get("passed") or known.get("of") != check.of:
+            return None
+        return Gate(name=check.name, passed=True, said=str(known["said"]))
 
 
 def forced_gates(out: Path) -> dict[str, str]:

@@ -7,8 +7,10 @@ the drafter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,13 +29,15 @@ from firstlight.drafter.objective import Tally, make_teacher, unrolled
 from firstlight.drafter.packing import Row, rows_of
 from firstlight.drafter.progress import Meter
 from firstlight.drafter.shards import Document, Shard, read_shard
-from firstlight.drafter.stages import read_manifest
+from firstlight.drafter.stages import read_manifest, versions
 from firstlight.drafter.target import Ends, Target, read_ends
 from firstlight.drafter.train_settings import HEADS
 from firstlight.models.eagle3 import DraftCache, Eagle3Drafter
 from firstlight.models.eagle3_file import save_eagle3
 from firstlight.models.eagle3_latent import make_drafter
 
+STATES, TEACHER = "states equal the reference", "the last state is the teacher"
+BY_HEART, UNROLLED = "one answer is learnt by heart", "training equals serving"
 NUM_DOCUMENTS = 4  # that are computed anew by the reference
 MIN_COSINE = 0.98  # of a served state with the reference's: layouts that round stay far above
 MIN_TEACHER_AGREEMENT = 0.9  # of the target's own greedy choices, from the last captured state
@@ -53,33 +57,42 @@ class Gate(msgspec.Struct, kw_only=True):
     said: str
 
 
-def check(out: Path, target: Target, attention: str = HEADS, *, go_on: bool = False) -> Iterator[Gate]:
-    """Runs the gates on what is captured; stops behind the first that fails, unless it is to `go_on`.
+@dataclass(frozen=True)
+class Check:
+    """A gate that can be gone through. `of`: digest of what it measures; as long as that stays, so does what
+    it says."""
 
-    `attention`: of the drafters that are tried.
-    """
-    manifest = read_manifest(out / "capture")
-    name = min(manifest.files)
-    shard = read_shard(out / "capture" / name)
+    name: str
+    of: str
+    measure: Callable[[], Gate]
+
+
+def digest_of(*parts: object) -> str:
+    """Of what a gate measures, with the software that it is measured by."""
+    return hashlib.sha256(msgspec.json.encode([versions(), *parts], order="deterministic")).hexdigest()
+
+
+def check(out: Path, target: Target, attention: str = HEADS) -> list[Check]:
+    """The gates on what is captured, in their order. `attention`: of the drafters that are tried."""
+    files = read_manifest(out / "capture").files
+    name = min(files)
     answers_name = name.replace("states-", "answers-").replace(".safetensors", ".jsonl")
-    answers = read_answers(out / "generate", answers_name)
-    ends = read_ends(target.checkpoint)
     eps = target.checkpoint.description.norm_eps
-    for gate in (
-        lambda: states_gate(target, shard, answers),
-        lambda: teacher_gate(shard, ends, eps),
-        lambda: overfit_gate(target, shard, ends, answers, attention),
-        lambda: unroll_gate(target, shard, ends, attention),
-    ):
-        result = gate()
-        yield result
-        if not result.passed and not go_on:
-            return
+    shard = cache(lambda: read_shard(out / "capture" / name))
+    answers = cache(lambda: read_answers(out / "generate", answers_name))
+    ends = cache(lambda: read_ends(target.checkpoint))
+    of = digest_of(files[name], target.record, attention)
+    return [
+        Check(STATES, of, lambda: states_gate(target, shard(), answers())),
+        Check(TEACHER, of, lambda: teacher_gate(shard(), ends(), eps)),
+        Check(BY_HEART, of, lambda: overfit_gate(target, shard(), ends(), answers(), attention)),
+        Check(UNROLLED, of, lambda: unroll_gate(target, shard(), ends(), attention)),
+    ]
 
 
 def states_gate(target: Target, shard: Shard, answers: list[Answer]) -> Gate:
     """Stored states beside those of the float32 reference; of a wrong layer it says which one it is."""
-    name = "states equal the reference"
+    name = STATES
     num_layers = target.checkpoint.description.num_layers
     every = tuple(range(num_layers))
     reference = Capturer(target, CaptureSettings(layers=every, dtype="float32"), threads=0)
@@ -113,7 +126,7 @@ def states_gate(target: Target, shard: Shard, answers: list[Answer]) -> Gate:
 
 def teacher_gate(shard: Shard, ends: Ends, norm_eps: float) -> Gate:
     """The target's norm and head on the last state must give the tokens that the target chose."""
-    name = "the last state is the teacher"
+    name = TEACHER
     teacher = make_teacher(ends, torch.arange(len(ends.head)), norm_eps)
     asked = shard.supervised.nonzero().squeeze(1)[:512]
     chosen = teacher.log_probs(shard.final[asked]).argmax(-1)
@@ -126,7 +139,7 @@ def teacher_gate(shard: Shard, ends: Ends, norm_eps: float) -> Gate:
 
 def unroll_gate(target: Target, shard: Shard, ends: Ends, attention: str = HEADS) -> Gate:
     """Training's unrolled drafts equal the drafter run step by step, as it is served."""
-    name = "training equals serving"
+    name = UNROLLED
     drafter = _fresh(target, shard, ends, attention)
     # Outputs that are zero at first would hide a difference.
     with torch.no_grad():
@@ -164,7 +177,7 @@ def overfit_gate(
 
     With the `answers` of the shard it must do so in the engine, too.
     """
-    name = "one answer is learnt by heart"
+    name = BY_HEART
     torch.manual_seed(0)
     drafter = _fresh(target, shard, ends, attention)
     row = _one_document(shard, OVERFIT_TOKENS)

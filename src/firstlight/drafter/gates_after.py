@@ -6,7 +6,7 @@ the text that it made itself, so that the two differ by the engine alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from firstlight.base.errors import FirstlightError
@@ -17,27 +17,37 @@ from firstlight.drafter.explain.documents import read_documents
 from firstlight.drafter.explain.engine_run import acceptance_length, answer_in_engine
 from firstlight.drafter.explain.order import Order
 from firstlight.drafter.export import NATIVE
-from firstlight.drafter.gates import Gate
+from firstlight.drafter.gates import Check, Gate, digest_of
 from firstlight.drafter.probes import check_probes
+from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Target, read_ends
 from firstlight.models.eagle3_file import load_eagle3
 
+ACCURACY, LOOP, PROBE, ENGINE = "offline accuracy", "own loop", "export probe", "engine acceptance"
 MIN_FIRST_ACCURACY = 0.3  # of the first draft, in domain: below, a drafter cannot pay for itself
 MAX_LOOP_GAP = 0.15  # of the own loop from what the accuracies predict: rounds begin where the last one ended
 MAX_ENGINE_GAP = 0.05  # of the engine from the own loop on the same answers
 MAX_DOCUMENTS = 16
 
 
-def gates_of_results(report: Report) -> Iterator[Gate]:
+def gates_of_results(report: Report) -> list[Check]:
     """What the evaluation says, before anything is exported."""
-    yield accuracy_gate(report)
-    yield loop_gate(report)
+    of = digest_of(report)
+    return [
+        Check(ACCURACY, of, partial(accuracy_gate, report)),
+        Check(LOOP, of, partial(loop_gate, report)),
+    ]
 
 
-def gates_of_export(out: Path, target: Target, k: int, cpu_kernels: str = "auto") -> Iterator[Gate]:
+def gates_of_export(out: Path, target: Target, k: int, cpu_kernels: str = "auto") -> list[Check]:
     """What the exported folder is worth, by its probes and in the engine."""
-    yield probe_gate(out / "export" / NATIVE, target)
-    yield engine_gate(out, target, k, cpu_kernels)
+    files = read_manifest(out / "export").files
+    weights = {name: files[name] for name in files if name.startswith(f"{NATIVE}/") and name[-2:] != "md"}
+    of = digest_of(weights, target.record)
+    return [
+        Check(PROBE, of, partial(probe_gate, out / "export" / NATIVE, target)),
+        Check(ENGINE, digest_of(of, k, cpu_kernels), partial(engine_gate, out, target, k, cpu_kernels)),
+    ]
 
 
 def accuracy_gate(report: Report) -> Gate:
@@ -48,7 +58,7 @@ def accuracy_gate(report: Report) -> Gate:
     passed = first >= MIN_FIRST_ACCURACY
     if not passed:
         said += ": too little data or training, or data of another kind (training)."
-    return Gate(name="offline accuracy", passed=passed, said=said)
+    return Gate(name=ACCURACY, passed=passed, said=said)
 
 
 def loop_gate(report: Report) -> Gate:
@@ -67,7 +77,7 @@ def loop_gate(report: Report) -> Gate:
     elif ours.acceptance_length <= untrained.acceptance_length:
         said += ": training made nothing better (training)."
     passed = ours.high >= least and ours.acceptance_length > untrained.acceptance_length
-    return Gate(name="own loop", passed=passed, said=said)
+    return Gate(name=LOOP, passed=passed, said=said)
 
 
 def probe_gate(folder: Path, target: Target) -> Gate:
@@ -76,12 +86,12 @@ def probe_gate(folder: Path, target: Target) -> Gate:
         said, passed = check_probes(folder, target, read_ends(target.checkpoint).embedding), True
     except FirstlightError as error:
         said, passed = f"{error} (integration)", False
-    return Gate(name="export probe", passed=passed, said=said)
+    return Gate(name=PROBE, passed=passed, said=said)
 
 
 def engine_gate(out: Path, target: Target, k: int, cpu_kernels: str = "auto") -> Gate:
     """The engine with the exported drafter must accept what the own loop accepts, on the same answers."""
-    name, folder = "engine acceptance", out / "export" / NATIVE
+    name, folder = ENGINE, out / "export" / NATIVE
     order = Order(
         target=target, drafter=folder, out=out, k=k, max_documents=MAX_DOCUMENTS, cpu_kernels=cpu_kernels
     )

@@ -6,9 +6,11 @@ Called by `firstlight drafter run`. Invariant: a run that is started again does 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from firstlight.drafter.capture import CaptureSettings, capture
 from firstlight.drafter.evaluate import EvaluateSettings, Report, evaluate, read_report
@@ -18,9 +20,10 @@ from firstlight.drafter.gates import check
 from firstlight.drafter.gates_after import gates_of_export, gates_of_results
 from firstlight.drafter.generate import GenerateSettings, generate
 from firstlight.drafter.prompts import PromptSettings, make_prompts
-from firstlight.drafter.target import Target
+from firstlight.drafter.target import Target, read_ends
 from firstlight.drafter.train import train
-from firstlight.drafter.train_settings import Limits, TrainSettings
+from firstlight.drafter.train_settings import Limits, TrainSettings, require_device, require_known
+from firstlight.models.eagle3_file import load_eagle3
 
 
 @dataclass
@@ -37,20 +40,34 @@ class RunOrder:
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     engine: dict[str, Any] = field(default_factory=dict)
     threads: int = 0
+    device: str = "cpu"  # of the training
     force: bool = False
 
 
 def run(out: Path, target: Target, order: RunOrder, say: Callable[[str], None]) -> Report:
     """Makes a drafter. Raises `ModelFileError` where a gate is closed, and then runs nothing behind it."""
+    order = _ready(target, order)
     make_prompts(out, target, order.prompts, order.engine)
     generate(out, target, order.generate, order.capture, order.engine)
     capture(out, target, order.capture, order.threads)
     record = GateRecord(out, target, say, force=order.force)
-    record.require(check(out, target, order.train.attention, go_on=order.force))
-    train(out, target, order.train, Limits(say=say))
+    record.require(check(out, target, order.train.attention))
+    train(out, target, order.train, Limits(device=order.device, say=say))
     evaluate(out, target, order.evaluate)
     report = read_report(out)
     record.require(gates_of_results(report))
     export(out, target)
     record.require(gates_of_export(out, target, order.evaluate.num_drafts, order.capture.cpu_kernels))
     return report
+
+
+def _ready(target: Target, order: RunOrder) -> RunOrder:
+    """What training would find wrong after hours is found now; the states are those that the start needs."""
+    require_known(order.train)
+    require_device(order.device)
+    if not order.train.init_from or order.capture.layers:
+        return order
+    ends = read_ends(target.checkpoint)
+    loaded = load_eagle3(Path(order.train.init_from), target.checkpoint.description, ends.embedding)
+    layers = loaded.drafter.config.state_layers
+    return replace(order, capture=msgspec.structs.replace(order.capture, layers=layers))

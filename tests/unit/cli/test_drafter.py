@@ -43,3 +43,39 @@ def test_the_stages_as_they_are_typed(tmp_path: Path) -> None:
     assert "eagle3" in typed("evaluate", *out, "--drafts", "2", "--documents", "2")
     typed("export", *out)
     assert (tmp_path / "run" / "export" / "gguf" / "CONVERT.md").is_file()
+
+
+def test_one_command_makes_it_and_goes_on_from_what_there_is(tmp_path: Path) -> None:
+    target = str(write_chat_model(tmp_path / "tiny", max_position=1024))
+    questions = str(write_prompt_file(tmp_path / "questions.jsonl", 60))
+    few = ["--templates", "0", "--gym", "0", "--self", "0", "--file", questions, "--max-tokens", "40"]
+    how = ["--draft-vocabulary", "60", "--epochs", "12", "--learning-rate", "0.01", "--threads", "1"]
+    words = ["run", "--target", target, *few, *how]
+    out = tmp_path / "run"
+    shown = typed(*words, "--layer", "0", "--layer", "1", "--out", str(out))
+    assert shown.count("(open): ") == 8
+    assert "in domain" in shown
+    weights = out / "export" / "native" / "model.safetensors"
+    made = weights.read_bytes()
+
+    again = typed(*words, "--layer", "0", "--layer", "1", "--out", str(out))
+    assert again.count("(open, measured before): ") == 8
+    assert weights.read_bytes() == made
+
+    warm = typed(*words, "--init-from", str(weights.parent), "--out", str(tmp_path / "warm"))
+    assert warm.count("(open): ") == 8, "the states are those of the drafter that it starts from"
+    settings = json.loads((tmp_path / "warm" / "train" / "manifest.json").read_text())["settings"]
+    assert settings["init_from"]
+
+
+def test_what_only_training_needs_is_asked_for_before_hours_of_answers(tmp_path: Path) -> None:
+    target = str(write_chat_model(tmp_path / "tiny", max_position=1024))
+    for words, said, code in (
+        (["--loss", "mse"], "mse", 2),
+        (["--dtype", "int4"], "int4", 2),
+        (["--device", "abacus"], "abacus", 2),
+        (["--init-from", str(tmp_path / "nobody")], "nobody", 3),
+    ):
+        shown = typed("run", "--target", target, "--out", str(tmp_path / "run"), *words, code=code)
+        assert said in shown
+        assert not (tmp_path / "run").exists()

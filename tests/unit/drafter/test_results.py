@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -24,7 +25,7 @@ from firstlight.drafter.evaluate import (
 )
 from firstlight.drafter.export import ENGINES, GGUF, NATIVE, RECIPE, export
 from firstlight.drafter.gate_record import GateRecord, forced_gates
-from firstlight.drafter.gates import Gate, check
+from firstlight.drafter.gates import Check, Gate, check
 from firstlight.drafter.gates_after import engine_gate, gates_of_export, gates_of_results
 from firstlight.drafter.probes import check_probes
 from firstlight.drafter.stages import read_manifest
@@ -115,7 +116,7 @@ def test_probes_notice_a_wrong_weight_and_another_embedding(run: Run, tmp_path: 
 
 def test_the_gates_come_in_their_order_and_all_open(run: Run) -> None:
     out, target = run
-    gates = list(check(out, target))
+    gates = [one.measure() for one in check(out, target)]
     assert [(gate.name, gate.passed) for gate in gates] == [
         ("states equal the reference", True),
         ("the last state is the teacher", True),
@@ -123,7 +124,8 @@ def test_the_gates_come_in_their_order_and_all_open(run: Run) -> None:
         ("training equals serving", True),
     ], gates
     assert "in the engine" in gates[2].said
-    probe, engine = gates_of_export(out, target, 3)
+    assert [gate.name for gate in gates] == [one.name for one in check(out, target)]
+    probe, engine = (one.measure() for one in gates_of_export(out, target, 3))
     assert (probe.name, probe.passed) == ("export probe", True), probe.said
     assert (engine.name, engine.passed) == ("engine acceptance", True), engine.said
 
@@ -163,7 +165,7 @@ def report(first: float = 0.6, predicted: float = 2.2, loop: float = 2.2, untrai
     ],
 )
 def test_results_open_their_gates_or_say_why_not(changes: dict[str, float], closed: str, words: str) -> None:
-    gates = list(gates_of_results(report(**changes)))
+    gates = [one.measure() for one in gates_of_results(report(**changes))]
     assert [gate.name for gate in gates] == ["offline accuracy", "own loop"]
     assert [gate.name for gate in gates if not gate.passed] == ([closed] if closed else [])
     assert words in " ".join(gate.said for gate in gates)
@@ -172,13 +174,13 @@ def test_results_open_their_gates_or_say_why_not(changes: dict[str, float], clos
 def test_a_closed_gate_ends_the_run_and_force_is_seen_by_all(run: Run, tmp_path: Path) -> None:
     out, target = tmp_path / "run", run[1]
     shutil.copytree(run[0], out)
-    closed = [Gate(name="first", passed=True, said="fine"), Gate(name="second", passed=False, said="not so.")]
+    closed = [gone_through("first", "fine"), gone_through("second", "not so.", passed=False)]
     said: list[str] = []
     with pytest.raises(ModelFileError, match="The gate 'second' is closed: not so"):
-        GateRecord(out, target, said.append).require(iter(closed))
+        GateRecord(out, target, said.append).require(closed)
     assert said == ["gate first (open): fine", "gate second (closed): not so."]
     assert forced_gates(out) == {}
-    GateRecord(out, target, said.append, force=True).require(iter(closed))
+    GateRecord(out, target, said.append, force=True).require(closed)
     assert said[-1] == "gate second (closed, FORCED): not so."
     assert forced_gates(out) == {"second": "not so."}
     export(out, target, (NATIVE,))
@@ -186,6 +188,36 @@ def test_a_closed_gate_ends_the_run_and_force_is_seen_by_all(run: Run, tmp_path:
     card = (out / "export" / NATIVE / "README.md").read_text()
     assert "passed by force" in card
     assert "## Gates that were open\n\n- first: fine" in card
+
+
+def gone_through(name: str, said: str, of: str = "", *, passed: bool = True) -> Check:
+    return Check(name, of, lambda: Gate(name=name, passed=passed, said=said))
+
+
+def test_an_open_gate_is_not_measured_again_unless_something_changed(run: Run, tmp_path: Path) -> None:
+    out, target = tmp_path / "run", run[1]
+    shutil.copytree(run[0], out)
+    said: list[str] = []
+
+    def require(*checks: Check) -> list[str]:
+        said.clear()
+        with contextlib.suppress(ModelFileError):
+            GateRecord(out, target, said.append).require(checks)
+        return said
+
+    require(gone_through("first", "once", "a"), gone_through("second", "no.", "a", passed=False))
+    again = gone_through("first", "twice", "a"), gone_through("second", "yes", "a")
+    assert require(*again) == ["gate first (open, measured before): once", "gate second (open): yes"]
+    assert require(gone_through("first", "other", "b")) == ["gate first (open): other"]
+
+
+def test_what_a_gate_measures_is_told_by_files_target_and_attention(run: Run) -> None:
+    out, target = run
+    same, other = check(out, target), check(out, target, "latent")
+    assert [one.of for one in check(out, target)] == [one.of for one in same]
+    assert not {one.of for one in same} & {one.of for one in other}
+    engine = [gates_of_export(out, target, k)[1].of for k in (3, 3, 2)]
+    assert engine[0] == engine[1] != engine[2]
 
 
 def test_an_export_of_half_a_training_says_so(run: Run, tmp_path: Path) -> None:
