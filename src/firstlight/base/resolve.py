@@ -188,31 +188,32 @@ def _suggestion(key: str, names: Sequence[str]) -> str:
 def _checked(setting: Setting, value: Any, origin: str) -> Any:
     """`value` in the field's type and within its limits, or a `UsageError` that names the source."""
 
-    def wrong(why: str) -> UsageError:
-        return UsageError(f"{setting.name} in {origin} is {value!r}, but {why}.", setting.help)
+    def wrong(must: str, instead: str) -> UsageError:
+        what_to_do = f"Give {instead}. {setting.name} is: {setting.help}"
+        return UsageError(f"{setting.name} in {origin} is {value!r}, but must {must}.", what_to_do)
 
     if setting.repeats and isinstance(value, str):
         value = [value]
     try:
         typed = parse_size(value) if setting.is_size else msgspec.convert(value, setting.type)
     except (msgspec.ValidationError, ValueError) as error:
-        raise wrong(_expected(setting)) from error
+        raise wrong(f"be {_expected(setting)}", "one") from error
     if any(text == "" for text in (typed if isinstance(typed, list | tuple) else [typed])):
-        raise wrong("must not be empty")
+        raise wrong("not be empty", "a value, or leave it out")
     if setting.choices and typed not in setting.choices:
-        raise wrong(f"must be one of {', '.join(setting.choices)}")
+        raise wrong(f"be one of {', '.join(setting.choices)}", "one of these")
     if setting.minimum is not None and not typed >= setting.minimum:  # written so that NaN fails
-        raise wrong(f"must be at least {setting.minimum:g}")
+        raise wrong(f"be at least {setting.minimum:g}", f"{setting.minimum:g} or more")
     if setting.maximum is not None and not typed <= setting.maximum:
-        raise wrong(f"must be at most {setting.maximum:g}")
+        raise wrong(f"be at most {setting.maximum:g}", f"{setting.maximum:g} or less")
     return typed
 
 
 def _expected(setting: Setting) -> str:
     if setting.is_size:
-        return "must be a size, such as 512M or 2G"
+        return "a size, such as 512M or 2G"
     kinds = {int: "a whole number", float: "a number", bool: "true or false"}
-    return f"must be {kinds.get(setting.type, 'text')}"
+    return kinds.get(setting.type, "text")
 
 
 def _check_server(server: ServerSection, given: set[str]) -> None:

@@ -170,7 +170,7 @@ ENGINE_SETTINGS = (
     _engine(
         "draft-tokens",
         "draft_tokens",
-        "Drafts of a sequence that one step verifies one behind the other, at most.",
+        "Drafts of a sequence that one step verifies one behind the other, at most. For none: drafter none.",
         minimum=1,
         maximum=16,
     ),

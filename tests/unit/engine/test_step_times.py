@@ -44,7 +44,7 @@ def test_every_size_that_fits_is_run(
     core = EngineCore(scheduler, model)
     times = measure_step_times(core, vocab_size=8)
     assert set(model.sizes) >= set(sizes)
-    assert list(times) == list(range(1, sizes[-1] + 1))
+    assert tuple(times) == sizes
     assert all(seconds > 0 for seconds in times.values())
     stats = scheduler.stats()
     assert (stats.num_running, stats.pages_used, stats.pages_cached) == (0, 0, 0)
