@@ -68,7 +68,6 @@ class Eagle3TreeDrafter:
         """
         self._waiting.add(self._source.states, self._source.rows, plan.tokens)
 
-    @torch.inference_mode()
     def catch_up(self) -> None:
         """Writes what waits to be written."""
         self._waiting.write_all()
