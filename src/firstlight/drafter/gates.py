@@ -18,7 +18,7 @@ import msgspec
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
-from firstlight.base.errors import ModelFileError
+from firstlight.base.errors import ModelFileError, UsageError
 from firstlight.drafter.answers import Answer, read_answers
 from firstlight.drafter.capture import Capturer, CaptureSettings
 from firstlight.drafter.chain import eagle_proposer, run_chain
@@ -73,8 +73,16 @@ def digest_of(*parts: object) -> str:
 
 
 def check(out: Path, target: Target, attention: str = HEADS) -> list[Check]:
-    """The gates on what is captured, in their order. `attention`: of the drafters that are tried."""
+    """The gates on what is captured, in their order. `attention`: of the drafters that are tried.
+
+    Raises `UsageError` where nothing is captured.
+    """
     files = read_manifest(out / "capture").files
+    if not files:
+        raise UsageError(
+            f"{out / 'capture'} has no states: no prompt was answered, or every answer is too short.",
+            "Give other prompts, or a higher --max-tokens.",
+        )
     name = min(files)
     answers_name = name.replace("states-", "answers-").replace(".safetensors", ".jsonl")
     eps = target.checkpoint.description.norm_eps
@@ -99,15 +107,18 @@ def states_gate(target: Target, shard: Shard, answers: list[Answer]) -> Gate:
     by_id = {answer.id: answer for answer in answers}
     sums = torch.zeros(len(shard.contract.layers) + 1, num_layers + 1)
     num = 0
-    for document, span in shard.spans()[:NUM_DOCUMENTS]:
-        answer = by_id[document.id]
-        (fresh,) = reference.states_of([answer.prompt_token_ids + answer.token_ids])
-        stored = torch.cat((shard.states[span][1:], shard.final[span][:-1, None]), 1).float()
-        # Index j + 1 of the states and index j of `final` are the same token, that of row j + 1.
-        expected = fresh[1:-1].float()
-        for place in range(stored.shape[1]):
-            sums[place] += F.cosine_similarity(stored[:, place, None], expected, dim=-1).sum(0)
-        num += len(stored)
+    documents = shard.spans()[:NUM_DOCUMENTS]
+    with Meter("states of the reference", "answers", len(documents)) as meter:
+        for document, span in documents:
+            answer = by_id[document.id]
+            (fresh,) = reference.states_of([answer.prompt_token_ids + answer.token_ids])
+            stored = torch.cat((shard.states[span][1:], shard.final[span][:-1, None]), 1).float()
+            # Index j + 1 of the states and index j of `final` are the same token, that of row j + 1.
+            expected = fresh[1:-1].float()
+            for place in range(stored.shape[1]):
+                sums[place] += F.cosine_similarity(stored[:, place, None], expected, dim=-1).sum(0)
+            num += len(stored)
+            meter.add(1)
     cosines = sums / max(num, 1)
     named = [*shard.contract.layers, shard.contract.final_layer]
     for place, layer in enumerate(named):

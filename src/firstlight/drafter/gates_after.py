@@ -19,6 +19,7 @@ from firstlight.drafter.explain.order import Order
 from firstlight.drafter.export import NATIVE
 from firstlight.drafter.gates import Check, Gate, digest_of
 from firstlight.drafter.probes import check_probes
+from firstlight.drafter.progress import Meter
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Target, read_ends
 from firstlight.models.eagle3_file import load_eagle3
@@ -99,11 +100,9 @@ def engine_gate(out: Path, target: Target, k: int, cpu_kernels: str = "auto") ->
     drafter = load_eagle3(
         folder, target.checkpoint.description, read_ends(target.checkpoint).embedding
     ).drafter
-    made = answer_in_engine(
-        order,
-        [answer.prompt_token_ids for answer in answers],
-        [len(answer.token_ids) for answer in answers],
-    )
+    prompts, lengths = zip(*((one.prompt_token_ids, len(one.token_ids)) for one in answers), strict=True)
+    with Meter("answers of the engine", "tokens", sum(lengths)) as meter:
+        made = answer_in_engine(order, list(prompts), list(lengths), meter.add)
     # Near ties fall to either side, so the loop runs over what the engine said and not over what was stored.
     settings = CaptureSettings(layers=drafter.config.state_layers, cpu_kernels=cpu_kernels)
     capturer = Capturer(target, settings, threads=0)

@@ -144,7 +144,10 @@ class _Answerer:
 
 
 def _so_far(numbers: dict[str, Any]) -> str:
-    return f"{numbers.get('answer_tokens', 0):,} tokens, {numbers.get('loops', 0)} loops"
+    """Of the shards that are finished; nothing before the first."""
+    if "answer_tokens" not in numbers:
+        return ""
+    return f"{numbers['answer_tokens']:,} tokens, {numbers.get('loops', 0)} loops"
 
 
 def _answer(prompt: Prompt, done: Tapped) -> Answer:

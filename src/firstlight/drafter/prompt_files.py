@@ -50,7 +50,12 @@ def read_prompt_file(path: Path) -> list[Conversation]:
             messages.pop()
         if not messages:
             raise ModelFileError(f"{path}, record {number}: there is no user message in it.", _FORMS)
+        asked = messages[-1].get("content")
+        if messages[-1]["role"] == "user" and not (asked.strip() if isinstance(asked, str) else asked):
+            raise ModelFileError(f"{path}, record {number}: its question is empty.", "Remove this record.")
         found.append(Conversation(messages, _tools(record)))
+    if not found:
+        raise ModelFileError(f"{path} has no prompts in it.", _FORMS)
     return found
 
 

@@ -72,6 +72,10 @@ def make_prompts(out: Path, target: Target, settings: PromptSettings, engine: di
     if settings.num_self:
         _add(found, _self_made(stage, target, settings, engine), settings)
     prompts = list(found.values())
+    if not prompts:
+        raise UsageError(
+            "There is not one prompt.", "Raise --templates, --gym or --self, or give a --file with prompts."
+        )
     rng.shuffle(prompts)
     with replacing(stage.folder / PROMPTS_FILE) as output:
         output.write(b"".join(msgspec.json.encode(prompt) + b"\n" for prompt in prompts))

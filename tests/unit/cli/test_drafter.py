@@ -68,13 +68,14 @@ def test_one_command_makes_it_and_goes_on_from_what_there_is(tmp_path: Path) -> 
     assert settings["init_from"]
 
 
-def test_what_only_training_needs_is_asked_for_before_hours_of_answers(tmp_path: Path) -> None:
+def test_what_cannot_end_well_is_told_before_hours_of_answers(tmp_path: Path) -> None:
     target = str(write_chat_model(tmp_path / "tiny", max_position=1024))
     for words, said, code in (
         (["--loss", "mse"], "mse", 2),
         (["--dtype", "int4"], "int4", 2),
         (["--device", "abacus"], "abacus", 2),
         (["--init-from", str(tmp_path / "nobody")], "nobody", 3),
+        (["--templates", "0", "--gym", "0", "--self", "0"], "There is not one prompt", 2),
     ):
         shown = typed("run", "--target", target, "--out", str(tmp_path / "run"), *words, code=code)
         assert said in shown

@@ -185,6 +185,10 @@ def test_reasoning_gym_s_tasks_are_families(monkeypatch: pytest.MonkeyPatch) -> 
         ('{"prompt": "a"}\n{"prompt"', "line 2"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "record 1: there is no user message"),
         ("7", "no user message"),
+        ('{"prompt": "fine"}\n{"prompt": " "}', "record 2: its question is empty"),
+        ('{"messages": [{"role": "user", "content": null}]}', "record 1: its question is empty"),
+        ("", "has no prompts in it"),
+        ("[]", "has no prompts in it"),
     ],
 )
 def test_a_record_that_is_not_understood_is_named(tmp_path: Path, text: str, words: str) -> None:

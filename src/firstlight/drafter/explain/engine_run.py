@@ -7,6 +7,7 @@ are forgotten.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,8 +55,13 @@ class Listening:
         drafter.propose = self._heard
         self._core.begin({})
 
-    def answer(self, prompts: list[list[int]], lengths: list[int]) -> list[Answered]:
-        """Answers greedily, batched; each has so many tokens."""
+    def answer(
+        self,
+        prompts: list[list[int]],
+        lengths: list[int],
+        on_tokens: Callable[[int], None] = lambda num: None,
+    ) -> list[Answered]:
+        """Answers greedily, batched; each has so many tokens. `on_tokens` hears of each step's."""
         mine = []
         for prompt, length in zip(prompts, lengths, strict=True):
             params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, seed=0)
@@ -68,6 +74,7 @@ class Listening:
             outputs = self._core.step()
             for output in outputs.outputs if outputs is not None else []:
                 self._take(output)
+                on_tokens(len(output.token_ids))
         return mine
 
     def _take(self, output: SequenceOutput) -> None:
@@ -111,9 +118,14 @@ class Listening:
         return logits
 
 
-def answer_in_engine(order: Order, prompts: list[list[int]], lengths: list[int]) -> list[Answered]:
+def answer_in_engine(
+    order: Order,
+    prompts: list[list[int]],
+    lengths: list[int],
+    on_tokens: Callable[[int], None] = lambda num: None,
+) -> list[Answered]:
     """Answers of these lengths, by the engine with the drafter."""
-    return Listening(start_drafting(order)).answer(prompts, lengths)
+    return Listening(start_drafting(order)).answer(prompts, lengths, on_tokens)
 
 
 def acceptance_length(answers: list[Answered]) -> float:

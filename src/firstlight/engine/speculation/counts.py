@@ -33,7 +33,7 @@ class DraftCounts(msgspec.Struct, array_like=True):
 
     drafter: str = ""
     most: int = 0  # k: drafts that a step may carry of a sequence
-    now: int = 0  # what was chosen last; 0: no drafts
+    now: int = 0  # what was chosen last, looks aside; 0: no drafts
     reason: str = ""  # of that choice
     num_verified: int = 0  # sequences' steps with drafts
     num_plain: int = 0  # sequences' steps without

@@ -99,7 +99,7 @@ class Policy:
             tuple[int, int], StepTimes
         ] = {}  # of a depth and top-k, by number of sequences
         self._looks = [_Look(chain(min(LOOK_TOKENS, most)))] + ([_Look(tree)] if tree else [])
-        self._best = NOTHING
+        self.chosen = NOTHING  # last, looks aside; the reason is of this one
         self._none_for = 0  # so many sequences, while a choice of none stands
         self._num_steps = 1  # since the last choice, that one included
 
@@ -112,10 +112,9 @@ class Policy:
         """Drafts for each of so many sequences."""
         if self.times is None:
             return NOTHING
-        if self.forced is not None:
-            return self.forced
-        if not self.adapts:
-            return self.largest
+        if self.forced is not None or not self.adapts:
+            self.chosen = self.largest if self.forced is None else self.forced
+            return self.chosen
         if num_sequences == self._none_for and self._num_steps < STEPS_BETWEEN_CHOICES:
             self._num_steps += 1
             return NOTHING
@@ -214,9 +213,9 @@ class Policy:
         return tokens * base_s / step_s
 
     def _explain(self, best: Shape, num_sequences: int, gain: float) -> None:
-        if best == self._best and self._looks[0].num_steps:
+        if best == self.chosen and self._looks[0].num_steps:
             return  # the words for no drafts stay the same, and cost nothing
-        self._best = best
+        self.chosen = best
         if best.depth:
             expected = 1.0 + self.expected(best)
             tokens = f"{expected:.2f} tokens where there are drafts"

@@ -18,7 +18,7 @@ from firstlight.engine.speculation.drafter import Drafter, Tree, TreeDrafter
 from firstlight.engine.speculation.memory import MAX_MISSES, MAX_MISSES_OF_MODEL, memory_of
 from firstlight.engine.speculation.policy import Policy
 from firstlight.engine.speculation.rule import Rule
-from firstlight.engine.speculation.shape import NOTHING, Shape
+from firstlight.engine.speculation.shape import Shape
 from firstlight.engine.speculation.synthetic import Synthetic
 from firstlight.engine.tree import depths, first_path, path_of
 
@@ -46,10 +46,13 @@ class Speculation:
     def propose(self, sequences: Rows[Sequence]) -> None:
         """Gives drafts to sequences whose next step makes a token."""
         self._propose_s = 0.0
-        shape = self.policy.choose(len(sequences)) if sequences else NOTHING
+        if not sequences:
+            return  # what was chosen last is still what is told
+        shape = self.policy.choose(len(sequences))
+        chosen = self.policy.chosen
         self.counts.now, self.counts.nodes_now, self.counts.reason = (
-            shape.depth,
-            shape.nodes,
+            chosen.depth,
+            chosen.nodes,
             self.policy.reason,
         )
         if not shape.depth:

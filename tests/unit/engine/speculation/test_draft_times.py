@@ -52,6 +52,17 @@ def test_a_delay_counts_for_no_more_than_drafts_of_one(
     )
 
 
+def test_a_step_of_prompts_alone_changes_nothing_that_is_told() -> None:
+    policy = Policy(2, adapts=False)
+    speculation = Speculation(Slow({2: [1.0]}), policy)
+    speculation.begin({})
+    speculation.propose([sequence([1, 2], [])])
+    told = (speculation.counts.now, speculation.counts.reason)
+    assert told == (2, "--no-draft-adapt")
+    speculation.propose([])
+    assert (speculation.counts.now, speculation.counts.reason) == told
+
+
 def test_four_sequences_take_no_longer_than_four_times_one(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = Slow({1: [1.0, 1.0, 50.0, 60.0]})
     monkeypatch.setattr("time.perf_counter", lambda: drafter.now_s)

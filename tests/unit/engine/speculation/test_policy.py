@@ -88,6 +88,14 @@ def test_what_a_look_saw_counts_at_once() -> None:
     assert policy.choose(1).depth > 0
 
 
+def test_a_look_is_no_choice() -> None:
+    policy = policy_of(FLAT, 0)
+    while not policy.choose(1).depth:
+        pass
+    assert policy.chosen == NOTHING
+    assert policy.reason.startswith("none for 1")
+
+
 def test_a_choice_of_none_is_for_so_many_sequences() -> None:
     times_s = {rows: max(1.0, rows / 8) for rows in (1, 2, 4, 8, 16, 32, 64)}
     policy = policy_of(times_s, 3)
