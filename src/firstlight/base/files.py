@@ -6,6 +6,7 @@ final name there is never half a file.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -31,10 +32,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what_to_do = "Make room there, or choose" if is_full else "Choose"
         raise ResourceError(
             f"{path} cannot be written: {error.strerror or error}.",
-            "Make room there or choose another folder, then run the same command again: it goes on from what "
-            "was finished.",
+            f"{what_to_do} a folder that can be written to, then run the same command again: it goes on from "
+            "what was finished.",
         ) from error
     finally:
         with suppress(OSError):

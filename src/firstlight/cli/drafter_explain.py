@@ -60,6 +60,7 @@ def explain(options: ExplainOptions) -> int:
       firstlight drafter explain my-drafter/export/native --out my-drafter
       firstlight drafter explain my-drafter/export/native --out my-drafter --served-acceptance 1.32
     """
+    from firstlight.base.errors import UsageError
     from firstlight.drafter.explain.collect import collect
     from firstlight.drafter.explain.judge import judge
     from firstlight.drafter.explain.order import Order
@@ -67,6 +68,8 @@ def explain(options: ExplainOptions) -> int:
     from firstlight.drafter.prompt_files import read_prompt_file
     from firstlight.drafter.target import open_target
 
+    if not options.folder.is_dir():
+        raise UsageError(f"{options.folder} is no folder.", "Give the folder of a drafter.")
     served = _served(options)
     prompts = [conversation for path in options.file or () for conversation in read_prompt_file(path)]
     order = Order(

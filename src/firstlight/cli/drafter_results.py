@@ -32,25 +32,29 @@ class CheckOptions:
 
 
 def check(options: CheckOptions) -> int:
-    """Open the gates before training: states, teacher, training equals serving, one answer learnt by heart.
+    """Go through the gates: states, teacher, one answer learnt by heart, training equals serving.
 
-    Ends with exit code 1 at the first that stays closed, and says which side is at fault.
+    Of a drafter that was evaluated and exported, those of its results, its export and the engine, too; what
+    they said then stands in its cards. Ends with exit code 1 at the first that stays closed, and says which
+    side is at fault.
 
     Examples:
       firstlight drafter check --out my-drafter
     """
+    from firstlight.drafter.export import renew_cards
     from firstlight.drafter.gate_record import GateRecord
-    from firstlight.drafter.gates import check as gates
+    from firstlight.drafter.gates_after import every_gate
     from firstlight.drafter.target import open_target
 
     target = open_target(locate(options.target))
     record = GateRecord(options.out, target, say)
-    for one in gates(options.out, target, options.attention):
+    for one in every_gate(options.out, target, options.attention):
         gate = one.measure()
         record.note(one, gate)
         print(f"{'open  ' if gate.passed else 'closed'}  {gate.name}: {gate.said}", flush=True)
         if not gate.passed:
             return 1
+    renew_cards(options.out, target)
     return 0
 
 

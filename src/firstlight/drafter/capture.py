@@ -153,10 +153,15 @@ def capture(
 
 def open_states(out: Path, target: Target, settings: CaptureSettings) -> Stage:
     """The stage's folder, to be written to by `capture`, or while answers are made."""
-    if settings.storage not in (BFLOAT16, INT8):
-        raise UsageError(f"States are not stored as {settings.storage!r}.", f"Give {BFLOAT16} or {INT8}.")
+    require_storage(settings.storage)
     given, defaults = msgspec.to_builtins(settings), msgspec.to_builtins(CaptureSettings())
     return open_stage(out / "capture", "capture", given, {}, target.record, defaults)
+
+
+def require_storage(storage: str) -> None:
+    """Raises `UsageError` for a kind that is not there."""
+    if storage not in (BFLOAT16, INT8):
+        raise UsageError(f"States are not stored as {storage!r}.", f"Give {BFLOAT16} or {INT8}.")
 
 
 def states_name(answers_name: str) -> str:

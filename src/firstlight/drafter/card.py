@@ -31,7 +31,7 @@ def _head(target: Target, engine: str) -> str:
     record = target.record
     return (
         f"# EAGLE-3 drafter for {record.name}\n\n"
-        f"Made by `firstlight drafter`, in the form for: {engine}.\n\n"
+        f"Made by `firstlight drafter`, in the form for {engine}; firstlight serves every form.\n\n"
         f"- weights of the target (SHA-256): `{record.weights_sha256}`\n"
         f"- its tokenizer: `{record.tokenizer_sha256}`\n"
         f"- its chat template: `{record.chat_template_sha256}`"

@@ -18,12 +18,12 @@ import torch
 
 from firstlight.base.errors import EngineError
 from firstlight.base.files import replacing
-from firstlight.drafter.card import write_card
+from firstlight.drafter.card import CARD, write_card
 from firstlight.drafter.checkpoints import load_drafter
 from firstlight.drafter.gate_record import forced_gates, passed_gates
 from firstlight.drafter.probes import check_probes, write_probes
 from firstlight.drafter.shards import read_shard
-from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
+from firstlight.drafter.stages import MANIFEST, Stage, open_stage, read_manifest, require_target
 from firstlight.drafter.target import Target, read_ends
 from firstlight.drafter.train import CHECKPOINT
 from firstlight.engine.speculation.shipped import TARGET
@@ -79,6 +79,19 @@ def export(out: Path, target: Target, engines: tuple[str, ...] = ENGINES) -> Sta
             stage.finish_file(path.relative_to(stage.folder).as_posix())
     stage.finish()
     return stage
+
+
+def renew_cards(out: Path, target: Target) -> None:
+    """Writes the cards of an export, if there is one, anew: some gates come behind it."""
+    if not (out / "export" / MANIFEST).exists():
+        return
+    stage = open_stage(out / "export", "export", {}, {}, target.record)
+    stage.manifest.numbers |= {"forced_gates": forced_gates(out), "unfinished": unfinished(out)}
+    for engine in ENGINES:
+        if (stage.folder / engine / CARD).exists():
+            write_card(stage.folder / engine, out, target, engine)
+            stage.finish_file(f"{engine}/{CARD}")
+    stage.finish()
 
 
 def unfinished(out: Path) -> str:

@@ -12,12 +12,12 @@ from pathlib import Path
 from firstlight.base.errors import FirstlightError
 from firstlight.drafter.capture import Capturer, CaptureSettings
 from firstlight.drafter.chain import eagle_proposer, run_chain
-from firstlight.drafter.evaluate import EAGLE, IN_DOMAIN, UNTRAINED, Line, Report
+from firstlight.drafter.evaluate import EAGLE, IN_DOMAIN, REPORT, UNTRAINED, Line, Report, read_report
 from firstlight.drafter.explain.documents import read_documents
 from firstlight.drafter.explain.engine_run import acceptance_length, answer_in_engine
 from firstlight.drafter.explain.order import Order
 from firstlight.drafter.export import NATIVE
-from firstlight.drafter.gates import Check, Gate, digest_of
+from firstlight.drafter.gates import Check, Gate, check, digest_of
 from firstlight.drafter.probes import check_probes
 from firstlight.drafter.progress import Meter
 from firstlight.drafter.stages import read_manifest
@@ -49,6 +49,19 @@ def gates_of_export(out: Path, target: Target, k: int, cpu_kernels: str = "auto"
         Check(PROBE, of, partial(probe_gate, out / "export" / NATIVE, target)),
         Check(ENGINE, digest_of(of, k, cpu_kernels), partial(engine_gate, out, target, k, cpu_kernels)),
     ]
+
+
+def every_gate(out: Path, target: Target, attention: str) -> list[Check]:
+    """Those of the states, and of what comes after as far as it is there, with the settings of the run."""
+    found = check(out, target, attention)
+    if not (out / "evaluate" / REPORT).exists():
+        return found
+    report = read_report(out)
+    found += gates_of_results(report)
+    if (out / "export" / NATIVE).exists():
+        kernels = read_manifest(out / "capture").settings.get("cpu_kernels", "auto")
+        found += gates_of_export(out, target, report.lines[0].k, kernels)
+    return found
 
 
 def accuracy_gate(report: Report) -> Gate:

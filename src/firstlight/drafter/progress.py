@@ -65,6 +65,10 @@ class Meter:
         self._bar.update(self._task, total=total)
         self.add(done - self.done)
 
+    def say(self, text: str) -> None:
+        """A line of its own, at once."""
+        self._bar.console.print(f"{self.what}: {text}", highlight=False, markup=False, soft_wrap=True)
+
     def text(self) -> str:
         """Done, total, rate and time left, as a person reads them."""
         left_s = (self.total - self.done) / self.rate if self.rate > 0 else None

@@ -46,10 +46,15 @@ def read_prompt_file(path: Path) -> list[Conversation]:
     found = []
     for number, record in enumerate(_records(path), 1):
         messages = _messages(record)
+        if not messages:
+            raise ModelFileError(f"{path}, record {number} is {_shown(record)}, and no conversation.", _FORMS)
+        roles = sorted({str(message.get("role")) for message in messages})
         while messages and messages[-1].get("role") not in _ASKING:
             messages.pop()
         if not messages:
-            raise ModelFileError(f"{path}, record {number}: there is no user message in it.", _FORMS)
+            raise ModelFileError(
+                f"{path}, record {number}: there is no user message in it, only {', '.join(roles)}.", _FORMS
+            )
         asked = messages[-1].get("content")
         if messages[-1]["role"] == "user" and not (asked.strip() if isinstance(asked, str) else asked):
             raise ModelFileError(f"{path}, record {number}: its question is empty.", "Remove this record.")
@@ -75,6 +80,11 @@ def _records(path: Path) -> list[Any]:
             raise ModelFileError(f"{path}, line {number}: {error}.", _FORMS) from error
         records += value if isinstance(value, list) and len(rows) == 1 else [value]
     return records
+
+
+def _shown(record: Any) -> str:
+    """A record that is not understood, in a few characters."""
+    return msgspec.json.encode(record).decode()[:60]
 
 
 def _tools(record: Any) -> Messages:

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from firstlight.drafter.capture import CaptureSettings, capture
+from firstlight.drafter.capture import CaptureSettings, capture, require_storage
 from firstlight.drafter.evaluate import EvaluateSettings, Report, evaluate, read_report
-from firstlight.drafter.export import export
+from firstlight.drafter.export import export, renew_cards
 from firstlight.drafter.gate_record import GateRecord
 from firstlight.drafter.gates import check
 from firstlight.drafter.gates_after import gates_of_export, gates_of_results
@@ -58,6 +58,7 @@ def run(out: Path, target: Target, order: RunOrder, say: Callable[[str], None]) 
     record.require(gates_of_results(report))
     export(out, target)
     record.require(gates_of_export(out, target, order.evaluate.num_drafts, order.capture.cpu_kernels))
+    renew_cards(out, target)
     return report
 
 
@@ -65,6 +66,7 @@ def _ready(target: Target, order: RunOrder) -> RunOrder:
     """What training would find wrong after hours is found now; the states are those that the start needs."""
     require_known(order.train)
     require_device(order.device)
+    require_storage(order.capture.storage)
     if not order.train.init_from or order.capture.layers:
         return order
     ends = read_ends(target.checkpoint)

@@ -17,7 +17,7 @@ from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.fields import Fields
 from firstlight.facts.hf_config import describe_hf
-from firstlight.facts.remedies import CHECK_CONFIG
+from firstlight.facts.remedies import CHECK_CONFIG, OTHER_DRAFTER
 
 RAW, SPECULATORS, MODEL_OPTIMIZER = "raw", "speculators", "Model-Optimizer"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -70,7 +70,7 @@ def is_drafter(config: Mapping[str, Any]) -> bool:
 
 def describe_drafter(config: Mapping[str, Any], where: str, target: ModelDescription) -> DrafterFile:
     """Reads the config.json of a drafter for a target. Raises errors that name field and cause."""
-    fields = Fields(config, where)
+    fields = Fields(config, where, OTHER_DRAFTER)
     dialect = _dialect(config)
     _require_eagle3(fields, config)
     inner = fields.mapping("transformer_layer_config") if dialect == SPECULATORS else config
@@ -120,7 +120,7 @@ def _require_eagle3(fields: Fields, config: Mapping[str, Any]) -> None:
     raise UnsupportedError(
         f"{fields.where}: {shown} is no EAGLE-3 drafter: it needs another algorithm, and ours "
         "would accept nothing.",
-        f"Give a drafter whose architectures are one of {', '.join(_EAGLE3[:3])}.",
+        f"Give a drafter whose architectures are one of {', '.join(_EAGLE3 + _LATENT_EAGLE3)}.",
     )
 
 

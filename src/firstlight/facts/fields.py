@@ -52,23 +52,23 @@ def lfs_pointer(path: Path) -> ModelFileError:
 
 
 class Fields:
-    """A mapping with getters that check. `where` is the file that errors name.
+    """A mapping with getters that check. `where` is the file that errors name, `remedy` what they advise.
 
     A getter with no default requires the field. An explicit null counts as absent, as in Hugging Face
     configs.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+    def __init__(self, values: Mapping[str, Any], where: str, remedy: str = CHECK_CONFIG) -> None:
         self.values = values
-        self.where = where
+        self.where, self.remedy = where, remedy
 
     def error(self, name: str, expected: str) -> ModelFileError:
         """The error about a field that is missing or not as expected."""
         value = self.values.get(name)
         if value is None:
-            return ModelFileError(f"{self.where}: the field {name} is missing.", CHECK_CONFIG)
+            return ModelFileError(f"{self.where}: the field {name} is missing.", self.remedy)
         return ModelFileError(
-            f"{self.where}: the field {name} must be {expected}, not {str(value)[:80]!r}.", CHECK_CONFIG
+            f"{self.where}: the field {name} must be {expected}, not {str(value)[:80]!r}.", self.remedy
         )
 
     def _optional(self, name: str, default: Any) -> Any:

@@ -54,6 +54,7 @@ def load_eagle3(
     described = describe_drafter(read_json_object(config_path), str(config_path), target)
     path = _weights_file(folder)
     tensors = _by_parameter(path, read_tensor_file(path))
+    _require_finite(path, tensors)
     ids = _draft_ids(path, tensors, described)
     own = tensors.pop(EMBEDDING, None)
     if own is not None:
@@ -104,10 +105,8 @@ def _weights_file(folder: Path) -> Path:
         raise ModelFileError(f"{folder} holds several weight files ({names}).", "Keep one of them.")
     pickles = [path.name for path in folder.glob("*.bin")] + [path.name for path in folder.glob("*.pt")]
     only = f", only {pickles[0]}, which is a pickle" if pickles else ""
-    raise ModelFileError(
-        f"The drafter {folder} holds no safetensors file{only}.",
-        "Convert it to safetensors, or download the drafter again.",
-    )
+    remedy = "Convert it to safetensors." if pickles else "Download the drafter again, or give its folder."
+    raise ModelFileError(f"The drafter {folder} holds no safetensors file{only}.", remedy)
 
 
 def _by_parameter(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -119,6 +118,15 @@ def _by_parameter(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, tor
             raise ModelFileError(f"{path}: {name} is there twice, under two names.", _EXPORT_AGAIN)
         named[short] = values
     return named
+
+
+def _require_finite(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    for name, values in tensors.items():
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            raise ModelFileError(
+                f"{path}: {name} has values that are not finite: it is damaged, or its training failed.",
+                _EXPORT_AGAIN,
+            )
 
 
 def _draft_ids(path: Path, tensors: dict[str, torch.Tensor], described: DrafterFile) -> torch.Tensor:

@@ -54,6 +54,8 @@ def test_one_command_makes_it_and_goes_on_from_what_there_is(tmp_path: Path) -> 
     out = tmp_path / "run"
     shown = typed(*words, "--layer", "0", "--layer", "1", "--out", str(out))
     assert shown.count("(open): ") == 8
+    card = (out / "export" / "native" / "README.md").read_text()
+    assert "engine acceptance" in card.partition("## Data")[0]
     assert "in domain" in shown
     weights = out / "export" / "native" / "model.safetensors"
     made = weights.read_bytes()

@@ -184,7 +184,8 @@ def test_reasoning_gym_s_tasks_are_families(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ('{"prompt": "a"}\n{"prompt"', "line 2"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "record 1: there is no user message"),
-        ("7", "no user message"),
+        ("7", "record 1 is 7, and no conversation"),
+        ('{"messages": [{"role": "robot", "content": "x"}]}', "no user message in it, only robot"),
         ('{"prompt": "fine"}\n{"prompt": " "}', "record 2: its question is empty"),
         ('{"messages": [{"role": "user", "content": null}]}', "record 1: its question is empty"),
         ("", "has no prompts in it"),

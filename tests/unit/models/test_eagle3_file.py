@@ -208,6 +208,11 @@ FAULTS: dict[str, tuple[Callable[[Config, Tensors], Any], type[FirstlightError],
         ModelFileError,
         "kv_lora_rank is missing",
     ),
+    "a weight that is no number": (
+        lambda c, t: t["fc.weight"].view(-1).__setitem__(7, torch.nan),
+        ModelFileError,
+        "fc.weight has values that are not finite",
+    ),
     "two layers": (lambda c, t: c.update(num_hidden_layers=2), UnsupportedError, "has 2 layers"),
 }
 

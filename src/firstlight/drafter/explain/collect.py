@@ -113,6 +113,7 @@ class _Collector:
         try:
             loaded = load_eagle3(self.order.drafter, target, self.ends.embedding)
         except FirstlightError as error:
+            self._meter.say(f"the strict reader refuses it: {error}")
             return None, Loaded(error=str(error), remedy=error.hint)
         config = loaded.drafter.config
         return loaded.drafter, Loaded(
