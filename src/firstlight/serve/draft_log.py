@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from firstlight.engine.speculation.counts import DraftCounts
+from firstlight.engine.speculation.counts import NO_STEP, DraftCounts
 
 log = logging.getLogger(__name__)
 LEAST_S = 10.0
@@ -28,8 +28,8 @@ class DraftLog:
         """The counts of a step; None without a drafter."""
         if counts is None or (counts.now, counts.nodes_now) == self._said:
             return
-        if not counts.num_plain + counts.num_verified:
-            return  # nobody has asked yet
+        if counts.reason == NO_STEP:
+            return  # a prompt at most has run
         now_s = self._clock()
         if self._said is not None and now_s - self._said_s < LEAST_S:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from firstlight.cli.main import make_app
@@ -45,10 +46,12 @@ def test_the_stages_as_they_are_typed(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "export" / "gguf" / "CONVERT.md").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_one_command_makes_it_and_goes_on_from_what_there_is(tmp_path: Path) -> None:
     target = str(write_chat_model(tmp_path / "tiny", max_position=1024))
-    questions = str(write_prompt_file(tmp_path / "questions.jsonl", 60))
-    few = ["--templates", "0", "--gym", "0", "--self", "0", "--file", questions, "--max-tokens", "40"]
+    questions = str(write_prompt_file(tmp_path / "questions.jsonl", 30))
+    few = ["--templates", "0", "--gym", "0", "--self", "0", "--file", questions, "--max-tokens", "32"]
     how = ["--draft-vocabulary", "60", "--epochs", "12", "--learning-rate", "0.01", "--threads", "1"]
     words = ["run", "--target", target, *few, *how]
     out = tmp_path / "run"

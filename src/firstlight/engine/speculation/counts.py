@@ -28,6 +28,9 @@ def _shares(num: int) -> list[Share]:
     return [Share() for _ in range(num)]
 
 
+NO_STEP = "no step yet"  # the reason before the first choice
+
+
 class DraftCounts(msgspec.Struct, array_like=True):
     """Totals since start. Lists are by the draft's place after the last known token, the first one first."""
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from firstlight.engine.speculation.acceptance import Acceptance
 from firstlight.engine.speculation.common_prefix import common_prefix
+from firstlight.engine.speculation.counts import NO_STEP
 from firstlight.engine.speculation.shape import NOTHING, Shape, chain
 from firstlight.engine.speculation.tree_acceptance import TreeAcceptance
 
@@ -99,22 +100,24 @@ class Policy:
             tuple[int, int], StepTimes
         ] = {}  # of a depth and top-k, by number of sequences
         self._looks = [_Look(chain(min(LOOK_TOKENS, most)))] + ([_Look(tree)] if tree else [])
-        self.chosen = NOTHING  # last, looks aside; the reason is of this one
+        self.chosen = NOTHING  # last, by itself and not for a look; the reason is of this one
         self._none_for = 0  # so many sequences, while a choice of none stands
         self._num_steps = 1  # since the last choice, that one included
 
     def begin(self, times_s: Mapping[int, float]) -> None:
         """The engine serves from now on; `times_s` as `measure_step_times` gave them."""
         self.times = StepTimes(times_s or {1: 1.0})
-        self.reason = "no step yet" if self.adapts else "--no-draft-adapt"
+        self.chosen = NOTHING if self.adapts else self.largest
+        self.reason = NO_STEP if self.adapts else "--no-draft-adapt"
 
     def choose(self, num_sequences: int) -> Shape:
         """Drafts for each of so many sequences."""
         if self.times is None:
             return NOTHING
-        if self.forced is not None or not self.adapts:
-            self.chosen = self.largest if self.forced is None else self.forced
-            return self.chosen
+        if self.forced is not None:
+            return self.forced
+        if not self.adapts:
+            return self.largest
         if num_sequences == self._none_for and self._num_steps < STEPS_BETWEEN_CHOICES:
             self._num_steps += 1
             return NOTHING

@@ -37,6 +37,7 @@ class Speculation:
         """The engine serves from now on: drafts may be made."""
         self.counts.forget()
         self.policy.begin(times_s)
+        self._tell()
 
     def observe(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
         """A step of these sequences has run; its tokens are not yet chosen."""
@@ -49,12 +50,7 @@ class Speculation:
         if not sequences:
             return  # what was chosen last is still what is told
         shape = self.policy.choose(len(sequences))
-        chosen = self.policy.chosen
-        self.counts.now, self.counts.nodes_now, self.counts.reason = (
-            chosen.depth,
-            chosen.nodes,
-            self.policy.reason,
-        )
+        self._tell()
         if not shape.depth:
             return
         started_s = perf_counter()
@@ -88,6 +84,11 @@ class Speculation:
         """A step without prompts took so long, the drafter's time included."""
         if self.policy.times is not None:
             self.policy.times.record(num_rows, step_s - self._propose_s)
+
+    def _tell(self) -> None:
+        """What was chosen last stands in the counts."""
+        counts, policy = self.counts, self.policy
+        counts.now, counts.nodes_now, counts.reason = policy.chosen.depth, policy.chosen.nodes, policy.reason
 
     def _chains(self, asked: list[Sequence], num: int) -> int:
         """How many of the sequences got any."""
