@@ -24,8 +24,15 @@ def write_curves(folder: Path, progress: Progress, *, picture: bool = True) -> N
     curves = {"training": progress.training, "validation": progress.validation}
     with replacing(folder / CURVES) as file:
         file.write(msgspec.json.format(msgspec.json.encode(curves), indent=1))
-    if picture and progress.training and find_spec("matplotlib") is not None:
+    if picture and progress.training and why_no_picture() is None:
         _draw(folder / PICTURE, progress)
+
+
+def why_no_picture() -> str | None:
+    """What is missing for it, and how to get it; None if nothing is."""
+    if find_spec("matplotlib") is not None:
+        return None
+    return f"{PICTURE} is not drawn: matplotlib is missing. pip install 'firstlight[plots]' brings it."
 
 
 class Board:

@@ -20,8 +20,9 @@ from firstlight.drafter.gates import check
 from firstlight.drafter.gates_after import gates_of_export, gates_of_results
 from firstlight.drafter.generate import GenerateSettings, generate
 from firstlight.drafter.prompts import PromptSettings, make_prompts
+from firstlight.drafter.stages import is_finished, read_manifest
 from firstlight.drafter.target import Target, read_ends
-from firstlight.drafter.train import train
+from firstlight.drafter.train import CHECKPOINT, train
 from firstlight.drafter.train_settings import Limits, TrainSettings, require_device, require_known
 from firstlight.models.eagle3_file import load_eagle3
 
@@ -53,10 +54,13 @@ def run(out: Path, target: Target, order: RunOrder, say: Callable[[str], None]) 
     record = GateRecord(out, target, say, force=order.force)
     record.require(check(out, target, order.train.attention))
     train(out, target, order.train, Limits(device=order.device, say=say))
-    evaluate(out, target, order.evaluate)
+    made_of = {CHECKPOINT: read_manifest(out / "train").files[CHECKPOINT]}
+    if not is_finished(out / "evaluate", msgspec.to_builtins(order.evaluate), made_of):
+        evaluate(out, target, order.evaluate)
     report = read_report(out)
     record.require(gates_of_results(report))
-    export(out, target)
+    if not is_finished(out / "export", {}, made_of):
+        export(out, target)
     record.require(gates_of_export(out, target, order.evaluate.num_drafts, order.capture.cpu_kernels))
     renew_cards(out, target)
     return report

@@ -102,6 +102,16 @@ def open_stage(
     return Stage(folder, wanted)
 
 
+def is_finished(folder: Path, settings: Mapping[str, Any], inputs: Mapping[str, str]) -> bool:
+    """Whether a stage has all that it was asked for, with these settings and of these inputs."""
+    if not (folder / MANIFEST).exists():
+        return False
+    found = read_manifest(folder)
+    asked = msgspec.json.decode(msgspec.json.encode(settings))
+    is_same = (found.settings, found.inputs) == (asked, dict(inputs))
+    return found.complete and is_same and all((folder / name).is_file() for name in found.files)
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a stage. Raises `UsageError` if it did not run, `ModelFileError` if it is damaged."""
     path = folder / MANIFEST

@@ -20,7 +20,7 @@ import torch
 
 from firstlight.base.errors import EngineError, UsageError
 from firstlight.drafter.checkpoints import Point, Progress, load_drafter, load_optimizer, save_checkpoint
-from firstlight.drafter.curves import Board, write_curves
+from firstlight.drafter.curves import Board, why_no_picture, write_curves
 from firstlight.drafter.make_drafter import first_drafter
 from firstlight.drafter.objective import Outcome, Tally, Teacher, make_teacher, unrolled
 from firstlight.drafter.packing import Row, join, plan_rows, rows_of
@@ -86,6 +86,8 @@ class Trainer:
     def run(self) -> Stage:
         """Trains to the end of the last epoch, or until the limits say so."""
         settings, steps_left = self.settings, self.limits.max_optimizer_steps
+        if self.stage.has(CHECKPOINT) and share_done(settings, self.progress) >= 1:
+            return self._finished()  # at an earlier run
         rows: list[Row] = []
         for row in self._rows():
             rows.append(row)
@@ -104,8 +106,13 @@ class Trainer:
             self._step(rows)
         self._report(final=True)
         self._save()
+        return self._finished()
+
+    def _finished(self) -> Stage:
         if self.ranks.rank == 0:
             self.stage.finish()
+            if (lacks := why_no_picture()) is not None:
+                self.limits.say(lacks)
         return self.stage
 
     def _shards(self) -> list[Path]:

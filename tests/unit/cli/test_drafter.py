@@ -61,11 +61,13 @@ def test_one_command_makes_it_and_goes_on_from_what_there_is(tmp_path: Path) -> 
     assert "engine acceptance" in card.partition("## Data")[0]
     assert "in domain" in shown
     weights = out / "export" / "native" / "model.safetensors"
-    made = weights.read_bytes()
+    made = {path: path.stat().st_mtime_ns for path in sorted(out.rglob("*.safetensors"))}
+    report = (out / "evaluate" / "report.json").stat().st_mtime_ns
 
     again = typed(*words, "--layer", "0", "--layer", "1", "--out", str(out))
     assert again.count("(open, measured before): ") == 8
-    assert weights.read_bytes() == made
+    assert {path: path.stat().st_mtime_ns for path in sorted(out.rglob("*.safetensors"))} == made
+    assert (out / "evaluate" / "report.json").stat().st_mtime_ns == report
 
     warm = typed(*words, "--init-from", str(weights.parent), "--out", str(tmp_path / "warm"))
     assert warm.count("(open): ") == 8, "the states are those of the drafter that it starts from"
