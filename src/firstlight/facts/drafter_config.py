@@ -137,6 +137,11 @@ def _layers(
     is_list = isinstance(ids, list) and all(type(item) is int for item in ids)
     if not is_list or not ids:
         raise ModelFileError(f"{where}: {LAYER_IDS} must be a list of numbers, not {ids!r}.", CHECK_CONFIG)
+    if top is not None and nested is not None and nested not in (ids, [layer - 1 for layer in ids]):
+        raise ModelFileError(
+            f"{where}: {LAYER_IDS} are {ids} at the top level and {nested} in eagle_config.",
+            "Keep the ids that it was trained with; in eagle_config they may also be each one lower.",
+        )
     if top is not None:
         layers, said = tuple(ids), f"{ids} at the top level count blocks that have run"
     elif tuple(ids) == default:

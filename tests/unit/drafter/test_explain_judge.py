@@ -25,7 +25,8 @@ from firstlight.drafter.explain.evidence import (
     WeightMatch,
 )
 from firstlight.drafter.explain.finding import EXIT_CODES, Side, Sure
-from firstlight.drafter.explain.judge import judge
+from firstlight.drafter.explain.judge import CHECKS, judge
+from firstlight.drafter.explain.measured import MEASURED
 from firstlight.drafter.explain.report import as_json, as_text
 from firstlight.drafter.explain.served import read_metrics
 
@@ -85,6 +86,47 @@ def test_nothing_wrong_is_fine() -> None:
     verdict = judge(evidence())
     assert (verdict.side, verdict.cause, verdict.findings, verdict.exit_code) == (Side.FINE, "", [], 0)
     assert len(verdict.passed) > 20
+
+
+def test_what_was_not_measured_is_not_said_to_be_in_order() -> None:
+    bare = Evidence(target="target", drafter="drafter", loaded=Loaded(error="cut off", remedy="Again."))
+    verdict = judge(bare)
+    assert verdict.cause == "the checkpoint does not load"
+    assert verdict.passed == []
+    whole = judge(evidence()).passed
+    assert not {
+        "Every rank holds the same states.",
+        "A served engine reaches what the reference predicts.",
+    } & {*whole}
+    served = judge(evidence(served=Served(acceptance_length=2.2, k=3, source="as given"))).passed
+    assert len(served) == len(whole) + 1
+
+
+def test_every_check_says_whether_it_was_measured() -> None:
+    assert set(MEASURED) == set(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("match", "in_engine", "fault"),
+    [
+        ({"num": 1, "agreement": 0.67}, 1.21, False),  # one round of a drafter that knows little
+        ({"num": 100, "agreement": 0.9}, 1.21, False),
+        ({"num": 1, "agreement": 0.67}, 1.10, True),  # and here it costs something
+        ({"num": 100, "agreement": 0.8}, 1.21, True),
+    ],
+)
+def test_near_ties_that_cost_nothing_are_no_fault(
+    match: dict[str, Any], in_engine: float, *, fault: bool
+) -> None:
+    first = DraftMatch(**{"situation": "first", "by_position": [1.0, 1.0, match["agreement"]], **match})
+    verdict = judge(
+        evidence(
+            drafts=[first],
+            engine=Served(acceptance_length=in_engine, k=3, source="the engine in this process"),
+            engine_loop=OwnLoop(k=3, acceptance_length=1.21, low=1.05, high=1.4),
+        )
+    )
+    assert ("the engine drafts otherwise than the reference" in {f.cause for f in verdict.findings}) == fault
 
 
 WRONG: dict[str, tuple[dict[str, Any], Side, str]] = {

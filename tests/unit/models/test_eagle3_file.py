@@ -198,6 +198,11 @@ FAULTS: dict[str, tuple[Callable[[Config, Tensors], Any], type[FirstlightError],
         ModelFileError,
         "do not fit a target with 8 blocks",
     ),
+    "layers that contradict each other": (
+        lambda c, t: c.update({LAYER_IDS: [2, 4, 5], "eagle_config": {LAYER_IDS: [2, 4, 6]}}),
+        ModelFileError,
+        "are .2, 4, 5. at the top level and .2, 4, 6. in eagle_config",
+    ),
     "another algorithm": (
         lambda c, t: c.update(architectures=["EagleLlamaForCausalLM"]),
         UnsupportedError,

@@ -14,7 +14,9 @@ from firstlight.drafter.explain.drafts import CACHED, FIRST, LATER, STALE
 from firstlight.drafter.explain.evidence import DraftMatch, Evidence, OwnLoop
 from firstlight.drafter.explain.finding import Finding, Place, Side, Sure
 
-SAME_DRAFTS = 0.95  # near ties fall to either side
+SAME_DRAFTS = 0.95
+MANY_TIES = 0.85
+MAX_TIE_COST = 0.02  # of the acceptance length
 LESS = 0.05  # of drafts that are equal, to be called fewer
 REPRODUCED = 0.95
 MAX_KEY_GAP = 0.02  # of draft keys in the pages: those in 16 bits stay far below
@@ -41,7 +43,7 @@ _NAMED = {
 def first_drafts(evidence: Evidence) -> Finding | None:
     """Drafts behind a prompt are those of the reference."""
     match = _situation(evidence, FIRST)
-    if match is None or match.agreement >= SAME_DRAFTS:
+    if match is None or _is_same(evidence, match):
         return None
     return _drafts(
         evidence,
@@ -54,7 +56,7 @@ def first_drafts(evidence: Evidence) -> Finding | None:
 def later_drafts(evidence: Evidence) -> Finding | None:
     """Drafts after a verification are those of the reference."""
     match, before = _situation(evidence, LATER), _situation(evidence, FIRST)
-    if match is None or match.agreement >= SAME_DRAFTS or _is_low(before):
+    if match is None or _is_same(evidence, match) or _is_low(before):
         return None
     if before is not None and match.agreement > before.agreement - LESS and match.best_variant != STALE:
         return None
@@ -173,6 +175,20 @@ def served_as_predicted(evidence: Evidence) -> Finding | None:
 
 def _situation(evidence: Evidence, situation: str) -> DraftMatch | None:
     return next((match for match in evidence.drafts if match.situation == situation), None)
+
+
+def _is_same(evidence: Evidence, match: DraftMatch) -> bool:
+    """Near ties fall to either side: more of them in a drafter that knows little, or in a single round.
+
+    They cost nothing: on the text of the engine it accepts what the own loop does.
+    """
+    if match.agreement >= SAME_DRAFTS:
+        return True
+    engine, loop = evidence.engine, evidence.engine_loop
+    is_little = match.agreement >= MANY_TIES or round((1.0 - match.agreement) * match.num) <= 1
+    if engine is None or loop is None or not is_little:
+        return False
+    return abs(engine.acceptance_length / loop.acceptance_length - 1.0) <= MAX_TIE_COST
 
 
 def _is_low(match: DraftMatch | None) -> bool:

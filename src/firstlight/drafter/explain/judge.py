@@ -6,15 +6,13 @@ equals what stands first on the way from the data to the served draft. Invariant
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from firstlight.drafter.explain import checks_data, checks_drafter, checks_drafts, checks_engine
 from firstlight.drafter.explain.evidence import Evidence
 from firstlight.drafter.explain.finding import EXIT_CODES, Finding, Side, Sure
+from firstlight.drafter.explain.measured import MEASURED, Check
 
-Check = Callable[[Evidence], Finding | None]
 CHECKS: tuple[Check, ...] = (
     *checks_data.CHECKS,
     *checks_engine.CHECKS,
@@ -26,7 +24,7 @@ CHECKS: tuple[Check, ...] = (
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The side, the cause (empty where all is fine), and all findings, the deciding one first.
 
-    `passed` are the promises of the checks that found nothing.
+    `passed` are the promises of the checks that had something to look at, and found nothing.
     """
 
     side: Side
@@ -46,9 +44,11 @@ def judge(evidence: Evidence) -> Verdict:
     passed: list[str] = []
     for check in CHECKS:
         finding = check(evidence)
-        if finding is None:
+        if finding is None and MEASURED[check](evidence):
             passed.append((check.__doc__ or check.__name__).splitlines()[0])
-        elif finding.cause not in {other.cause for other in found}:  # two checks may see one thing
+        elif finding is not None and finding.cause not in {
+            other.cause for other in found
+        }:  # two checks may see one thing
             found.append(finding)
     found.sort(key=lambda finding: (-finding.sure, finding.place))
     deciding = [finding for finding in found if finding.sure > Sure.HINT]
