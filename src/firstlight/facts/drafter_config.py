@@ -17,7 +17,7 @@ from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.fields import Fields
 from firstlight.facts.hf_config import describe_hf
-from firstlight.facts.remedies import CHECK_CONFIG, OTHER_DRAFTER
+from firstlight.facts.remedies import OTHER_DRAFTER
 
 RAW, SPECULATORS, MODEL_OPTIMIZER = "raw", "speculators", "Model-Optimizer"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -136,7 +136,7 @@ def _layers(
         return default, f"the file names no layers: {list(default)}, as blocks that have run, are assumed"
     is_list = isinstance(ids, list) and all(type(item) is int for item in ids)
     if not is_list or not ids:
-        raise ModelFileError(f"{where}: {LAYER_IDS} must be a list of numbers, not {ids!r}.", CHECK_CONFIG)
+        raise ModelFileError(f"{where}: {LAYER_IDS} must be a list of numbers, not {ids!r}.", OTHER_DRAFTER)
     if top is not None and nested is not None and nested not in (ids, [layer - 1 for layer in ids]):
         raise ModelFileError(
             f"{where}: {LAYER_IDS} are {ids} at the top level and {nested} in eagle_config.",

@@ -44,11 +44,9 @@ def judge(evidence: Evidence) -> Verdict:
     passed: list[str] = []
     for check in CHECKS:
         finding = check(evidence)
-        if finding is None and MEASURED[check](evidence):
-            passed.append((check.__doc__ or check.__name__).splitlines()[0])
-        elif finding is not None and finding.cause not in {
-            other.cause for other in found
-        }:  # two checks may see one thing
+        if finding is None:
+            passed += [(check.__doc__ or check.__name__).splitlines()[0]] if MEASURED[check](evidence) else []
+        elif finding.cause not in {other.cause for other in found}:  # two checks may see one thing
             found.append(finding)
     found.sort(key=lambda finding: (-finding.sure, finding.place))
     deciding = [finding for finding in found if finding.sure > Sure.HINT]
