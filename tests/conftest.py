@@ -1,18 +1,27 @@
 """Rules for the whole suite: no accidental skips, GPU tests where there is a GPU, quiet threads.
 
-A test may be skipped only through the `gpu` marker, and then says why. Any other skip (a missing package, a
-forgotten condition) fails the run: a check that silently does not run is worse than none.
+A test may be skipped only through the `gpu` marker or through `needs("ability")` (`support.abilities`), and
+then says why. Any other skip (a missing package, a forgotten condition) fails the run: a check that silently
+does not run is worse than none.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from support.abilities import missing
+
+_MAY_SKIP = ("gpu", "needs")
 _accidental_skips: list[str] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none; torch is asked only if such a test was chosen."""
+    """Skip what this machine cannot do; torch is asked for a GPU only if such a test was chosen."""
+    for item in items:
+        for marker in item.iter_markers("needs"):
+            for name in marker.args:
+                if why := missing(name):
+                    item.add_marker(pytest.mark.skip(reason=f"needs {name}: {why}"))
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
@@ -24,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.skipped and not hasattr(report, "wasxfail") and "gpu" not in report.keywords:
+    if report.skipped and not hasattr(report, "wasxfail") and not set(_MAY_SKIP) & set(report.keywords):
         _accidental_skips.append(report.nodeid)
 
 
@@ -35,7 +44,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _accidental_skips:
-        terminalreporter.section("skipped without the gpu marker: this fails the run", red=True)
+        terminalreporter.section("skipped without the gpu or the needs marker: this fails the run", red=True)
         for nodeid in _accidental_skips:
             terminalreporter.line(nodeid)
 
