@@ -44,6 +44,21 @@ def target_of_pid(pid: int, procfs: ProcFs | None = None) -> Target:
     return _whole(census, pid)
 
 
+def target_below(pid: int, run_id: str, procfs: ProcFs | None = None) -> Target:
+    """What a process has started, with the orphans that carry its run, for who started it himself.
+
+    Unlike the others it never looks upwards: a launcher above it is no part of it, whatever its words are.
+    """
+    census = Census(procfs or ProcFs())
+    adopters = (0, 1, *([census.stats[pid].parent] if pid in census.stats else []))
+    orphans = {
+        other
+        for other, stat in census.stats.items()
+        if stat.parent in adopters and _run_of(census.procfs, other) == run_id
+    }
+    return assemble(census, census.members({pid, *orphans}))
+
+
 def _whole(census: Census, pid: int) -> Target:
     root = census.root(pid)
     roots = {root}

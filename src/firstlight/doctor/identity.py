@@ -30,6 +30,8 @@ _ROLES = {
     "tokenizer_worker": Role.API,
 }
 _LONGEST_COMM = 15
+_INTERPRETER = re.compile(r"^(python|pypy)[\d.]*[a-z]?$", re.IGNORECASE)
+_INTERPRETER_VALUES = frozenset(("-W", "-X", "--check-hash-based-pycs"))
 COMPILERS = frozenset(
     ("ninja", "nvcc", "cicc", "ptxas", "fatbinary", "nvlink", "cudafe++", "hipcc")
     + ("cc1", "cc1plus", "cc", "c++", "g++", "gcc", "clang", "clang++")
@@ -91,7 +93,7 @@ def _native(command: Sequence[str]) -> Identity | None:
     # Whose server it is these do not know: a foreign engine has them too.
     if module == "firstlight.serve.relay":
         return Identity(engine=Engine.UNKNOWN, role=Role.API)
-    if any(argument.endswith("firstlight/launch/janitor.py") for argument in command[:6]):
+    if any(word.endswith("firstlight/launch/janitor.py") for word in _program_words(command)[:1]):
         return Identity(engine=Engine.UNKNOWN, role=Role.JANITOR)
     if _runs(command, "firstlight", "serve"):
         return Identity(engine=_backend(command), role=Role.SUPERVISOR)
@@ -150,20 +152,38 @@ def option(command: Sequence[str], names: Sequence[str]) -> str | None:
 
 def _module(command: Sequence[str]) -> str | None:
     """What stands after `python … -m`."""
-    for position, argument in enumerate(command[:-1]):
-        if argument == "-m":
-            return command[position + 1]
-        if position and not argument.startswith("-"):
-            return None
-    return None
+    words = _program_words(command)
+    return words[1] if words[:1] == ["-m"] and len(words) > 1 else None
 
 
 def _runs(command: Sequence[str], program: str, subcommand: str) -> bool:
-    """`program subcommand`, `python /path/program subcommand` or `python -m program subcommand`."""
-    for position, argument in enumerate(command[:6]):
-        is_program = PurePosixPath(argument).name == program or (
-            argument == program and command[position - 1 : position] == ["-m"]
-        )
-        if is_program:
-            return subcommand in command[position + 1 : position + 4]
-    return False
+    """`program subcommand`, `python /path/program subcommand` or `python -m program subcommand`.
+
+    Only a process that is the program itself: one that starts it (`timeout 60 vllm serve`, tmux, a launcher in
+    Python) or speaks of it (`ssh box vllm serve`) has the same words further back.
+    """
+    words = _program_words(command)
+    if words[:1] == ["-m"]:
+        is_program, rest = words[1:2] == [program], words[2:]
+    else:
+        is_program, rest = bool(words) and PurePosixPath(words[0]).name == program, words[1:]
+    return is_program and subcommand in rest[:3]
+
+
+def _program_words(command: Sequence[str]) -> list[str]:
+    """What is run, and its arguments: without the interpreter and its own options, but with its `-m`."""
+    words = list(command)
+    if not words or not _INTERPRETER.match(PurePosixPath(words[0]).name):
+        return words
+    words.pop(0)
+    while words and words[0].startswith("-"):
+        letters = words[0][1:]
+        if letters.startswith("-") or words[0] in _INTERPRETER_VALUES:
+            del words[: 1 + (words[0] in _INTERPRETER_VALUES)]
+        elif letters.endswith("m"):  # `-m`, and `-um`
+            return ["-m", *words[1:]]
+        elif letters.endswith("c"):  # a text, not a program
+            return []
+        else:
+            words.pop(0)
+    return words

@@ -4,8 +4,8 @@ Started by `children` before anything else, as a script of its own and with the 
 other end only the supervisor holds: the pipe ends when the supervisor does. Through it the supervisor names
 the processes it sees, as some overwrite the environment in which they carry the run's token. Standard library
 only. Invariant: it ends nothing but processes that carry the token, that were named to it by pid and start
-time, that descend from those or share their session, or that are in the run's own control group; and after
-five seconds it says what is left of them.
+time, that descend from those or share their session, or that are in the run's own control group, and never
+an ancestor of its own; and after five seconds it says what is left of them.
 """
 
 from __future__ import annotations
@@ -50,21 +50,33 @@ def all_processes() -> dict[int, Stat]:
     return {pid: stat for pid in pids if (stat := read_stat(pid)) is not None}
 
 
+def ancestors(processes: dict[int, Stat], pid: int) -> set[int]:
+    """A process and all above it."""
+    found: set[int] = set()
+    while pid in processes and pid not in found:
+        found.add(pid)
+        pid = processes[pid].parent
+    return found
+
+
 def members(run_id: str, named: dict[int, int]) -> dict[int, Stat]:
-    """The living processes of a run: by token, by name (pid and start time), by session and by descent."""
+    """The living processes of a run: by token, by name (pid and start time), by session and by descent.
+
+    Never who asks, nor an ancestor of his: whatever carries our words or our token there, it started us.
+    """
     processes = all_processes()
-    mine = os.getpid()
+    never = ancestors(processes, os.getpid())
     found = {
         pid
         for pid, stat in processes.items()
         if named.get(pid) == stat.start_ticks or _carries_token(pid, run_id)
-    } - {mine}
+    } - never
     sessions = {pid for pid in named if pid not in processes or processes[pid].start_ticks == named[pid]}
     while True:
         more = {
             pid
             for pid, stat in processes.items()
-            if pid not in found and pid != mine and (stat.parent in found or stat.session in sessions)
+            if pid not in found and pid not in never and (stat.parent in found or stat.session in sessions)
         }
         if not more:
             return {pid: processes[pid] for pid in found}
@@ -94,6 +106,23 @@ def end_all(
         time.sleep(_PAUSE_S)
 
 
+def remove_tree(group: str, deadline_s: float = _DEADLINE_S) -> bool:
+    """Remove a control group with all below it; whether it is gone.
+
+    The kernel refuses while a killed process of it has threads that have not quite ended, so it is asked again.
+    """
+    give_up_s = time.monotonic() + deadline_s
+    while True:
+        for folder, _, _ in os.walk(group, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+        if not os.path.isdir(group):
+            return True
+        if time.monotonic() > give_up_s:
+            return False
+        time.sleep(_PAUSE_S)
+
+
 def main() -> int:
     """`janitor.py FD RUN_ID GROUP PATH...`: in the end a path is removed, a link replaced by its target."""
     fd, run_id, group, paths = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
@@ -108,8 +137,7 @@ def main() -> int:
         named.update((int(line.split()[0]), int(line.split()[1])) for line in lines)
     left = end_all(run_id, named, group=group)
     if group:
-        with contextlib.suppress(OSError):
-            os.rmdir(group)
+        remove_tree(group)
     for path in paths:
         with contextlib.suppress(OSError):
             target = os.path.realpath(path) if os.path.islink(path) else None

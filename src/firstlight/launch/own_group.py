@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from firstlight.launch.janitor import remove_tree
+
 _PREFIX = "firstlight-"
+_REMOVAL_S = 1.0
 
 
 def make_group(run_id: str, proc: Path = Path("/proc")) -> Path | None:
@@ -36,9 +39,8 @@ def join_group(group: Path, pid: int) -> None:
 
 
 def remove_group(group: Path) -> None:
-    """Once it is empty."""
-    with contextlib.suppress(OSError):
-        group.rmdir()
+    """With the groups that its processes have made; one where somebody still runs stays."""
+    remove_tree(str(group), _REMOVAL_S)
 
 
 def _own_group(proc: Path) -> Path | None:

@@ -37,6 +37,10 @@ PYTHON = "/usr/bin/python3"
         ([PYTHON, "-P", "-m", "firstlight.serve.api", "--fd", "3"], Engine.NATIVE, Role.API, {}),
         ([PYTHON, "-m", "firstlight", "serve"], Engine.NATIVE, Role.SUPERVISOR, {}),
         ([PYTHON, "/opt/bin/firstlight", "serve", "m.gguf"], Engine.NATIVE, Role.SUPERVISOR, {}),
+        (["/opt/bin/firstlight", "serve"], Engine.NATIVE, Role.SUPERVISOR, {}),
+        ([PYTHON, "-u", "-X", "dev", "/opt/bin/vllm", "serve", "m"], Engine.VLLM, Role.API, {}),
+        (["python3.12", "-Im", "sglang.launch_server"], Engine.SGLANG, Role.API, {}),
+        ([PYTHON, "-I", "-S", "/x/firstlight/launch/janitor.py", "5"], Engine.UNKNOWN, Role.JANITOR, {}),
         (["/usr/lib/gcc/12/cc1plus", "-quiet"], Engine.UNKNOWN, Role.COMPILER, {}),
     ],
 )
@@ -69,6 +73,20 @@ def test_a_zombie_keeps_fifteen_letters(comm: str, role: Role) -> None:
         ["tail", "-f", "vllm.log"],
         [PYTHON, "train.py"],
         [PYTHON, "-m", "firstlight", "bench", "serve-load"],
+        # Who starts a server, or speaks to one elsewhere.
+        ["tmux", "new", "-d", "firstlight", "serve", "--backend", "vllm"],
+        ["SCREEN", "-dm", "firstlight", "serve"],
+        ["timeout", "60", "firstlight", "serve"],
+        ["timeout", "-s", "KILL", "60", PYTHON, "-m", "firstlight", "serve"],
+        ["uv", "run", "vllm", "serve", "m"],
+        ["tini", "--", "vllm", "serve", "m"],
+        ["ssh", "box", "vllm", "serve", "m"],
+        ["ssh", "-t", "box", "python", "-m", "sglang.launch_server"],
+        ["docker", "run", "-m", "vllm.entrypoints", "image", "vllm", "serve"],
+        [PYTHON, "launcher.py", "firstlight", "serve"],
+        [PYTHON, "-m", "launcher", "firstlight", "serve"],
+        [PYTHON, "-c", "run('/opt/bin/vllm')", "vllm", "serve"],
+        ["vi", "firstlight/launch/janitor.py"],
     ],
 )
 def test_what_only_mentions_a_server_is_none(command: list[str]) -> None:

@@ -7,7 +7,6 @@ another version may word differently.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import socket
@@ -19,11 +18,11 @@ import msgspec
 from firstlight.base.blackbox.reader import Box
 from firstlight.base.blackbox.store import boxes_of
 from firstlight.base.config import RunConfig
-from firstlight.base.errors import EngineError, FirstlightError
+from firstlight.base.errors import EngineError
 from firstlight.base.failure import Failure
 from firstlight.base.phases import READY, SPAWN
 from firstlight.base.proc_stat import read_proc_stat
-from firstlight.doctor.discover import target_of_pid
+from firstlight.doctor.discover import target_below
 from firstlight.doctor.grammar import Grammar
 from firstlight.doctor.grammar_reader import GrammarReader, PhaseEvent
 from firstlight.doctor.options import Sizes
@@ -122,8 +121,7 @@ class LogFollower:
         pid = self._pids.get(self._name)
         found = Target(engine=Engine(self._name), processes=())
         if pid is not None:
-            with contextlib.suppress(FirstlightError):  # it has just ended
-                found = target_of_pid(pid)
+            found = target_below(pid, run_id(self._config))
         relay = self._relay()
         renamed = [
             self._renamed(process) for process in found.processes if relay is None or process.pid != relay.pid
