@@ -159,7 +159,7 @@ def verdict_of(server: RunningServer) -> str:
     raise AssertionError("the port does not refuse")
 
 
-def test_a_lost_rank_ends_open_requests_and_refuses_new_ones_with_the_verdict(model: Path) -> None:
+def test_a_lost_rank_ends_open_requests_with_the_verdict_and_then_the_run(model: Path) -> None:
     body = {"prompt": ["x"] * 4, "n": 16, "max_tokens": 400, "ignore_eos": True, "stream": True}
     with RunningServer(model) as server:
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
@@ -170,31 +170,24 @@ def test_a_lost_rank_ends_open_requests_and_refuses_new_ones_with_the_verdict(mo
             last = [line for line in lines if line.startswith("data: {")][-1]
         assert time.monotonic() - killed_s < 3
         assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
-        assert "rank 0 was ended by SIGKILL" in verdict_of(server)
-        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
-        assert refused.status_code == 503
-        assert "rank 0 was ended by SIGKILL" in refused.json()["error"]["message"]
-        assert server.stop() == 6
+        assert "rank 0 was ended by SIGKILL" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        assert server.wait() == 6
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_lost_api_process_gives_the_port_back_within_a_second(model: Path, number: int) -> None:
+def test_a_lost_api_process_ends_the_run(model: Path, number: int) -> None:
     with RunningServer(model) as server:
         children = children_of(server)
         child_of(server, "firstlight.serve.api").send_signal(number)
-        started_s = time.monotonic()
-        assert "the api process was ended by SIG" in verdict_of(server)
-        assert time.monotonic() - started_s < 1
-        assert httpx.get(f"{server.url}/health/live").status_code == 200
-        assert httpx.get(f"{server.url}/startup").json()["status"] == "lost"
-        assert server.stop() == 6
+        assert server.wait() == 6
+    assert any("the api process was ended by SIG" in line for line in server.lines)
     assert_all_end(children)
 
 
 def test_an_engine_that_was_lost_is_started_again(model: Path) -> None:
     with RunningServer(model, "--on-stall", "restart") as server:
         child_of(server, "firstlight.engine.rank").kill()
-        assert verdict_of(server)
+        assert "rank 0 was ended by SIGKILL" in verdict_of(server)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.TransportError):

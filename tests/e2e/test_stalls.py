@@ -90,15 +90,15 @@ def test_a_rank_that_is_stopped_while_serving_is_named_and_may_come_back(model: 
         assert server.stop() == 0
 
 
-def test_an_api_process_that_is_stopped_loses_the_port(model: Path) -> None:
+def test_an_api_process_that_is_stopped_ends_the_run(model: Path) -> None:
     with RunningServer(model) as server:
         api = child_of(server, "serve.api")
         api.suspend()
-        message = verdict_of(server, "the api process")
-        assert f"the api process (pid {api.pid}) is stopped" in message
+        assert server.wait() == 6
         _, alive = psutil.wait_procs([api], timeout=5)
         assert alive == []
-        assert server.stop() == 6
+    said = next(line for line in server.lines if line.startswith("error: "))
+    assert f"the api process (pid {api.pid}) is stopped" in said
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

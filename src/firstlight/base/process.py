@@ -59,11 +59,15 @@ class Child:
 
     def poll(self) -> ExitCause | None:
         """How it ended, or None while it runs. At its end, what it left in its group is killed."""
-        returncode = self._process.poll()
-        if returncode is None:
+        if self._process.returncode is None and not self._has_ended():
             return None
         self.send(signal.SIGKILL)
-        return ExitCause.from_returncode(returncode)
+        return ExitCause.from_returncode(self._process.wait())
+
+    def _has_ended(self) -> bool:
+        """Without being waited for: until then its number, which is its group's too, is nobody else's."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.pid, options) is not None
 
     def send(self, signal_number: int) -> None:
         """Signal the child's whole process group; a group that is gone is no error."""

@@ -159,8 +159,8 @@ def _module(command: Sequence[str]) -> str | None:
 def _runs(command: Sequence[str], program: str, subcommand: str) -> bool:
     """`program subcommand`, `python /path/program subcommand` or `python -m program subcommand`.
 
-    Only a process that is the program itself: one that starts it (`timeout 60 vllm serve`, tmux, a launcher in
-    Python) or speaks of it (`ssh box vllm serve`) has the same words further back.
+    Only a process that is the program itself: one that starts it (`timeout 60 vllm serve`, tmux, a launcher
+    in Python) or speaks of it (`ssh box vllm serve`) has the same words further back.
     """
     words = _program_words(command)
     if words[:1] == ["-m"]:

@@ -106,7 +106,7 @@ class Children:
 
     def wait(self, stage: Stage) -> Sequence[Event]:
         """What happened, at the latest after a quarter of a second."""
-        is_quiet = stage in (Stage.READY, Stage.LOST, Stage.STALLED)
+        is_quiet = stage in (Stage.READY, Stage.STALLED)
         self._selector.select(_SERVING_WAIT_S if is_quiet else _BUSY_WAIT_S)
         self._empty_wake_up()
         self._public.beat()
@@ -143,9 +143,9 @@ class Children:
         self._send([API], signal.SIGKILL)
         self._public.take_back(failure)
 
-    def refuse(self, failure: Failure | None) -> None:
+    def refuse(self, failure: Failure | None, *, for_good: bool) -> None:
         """The api process says why."""
-        self._public.refuse(failure)
+        self._public.refuse(failure, for_good=for_good)
 
     def accept(self) -> None:
         """The api process takes requests again."""

@@ -20,6 +20,7 @@ from firstlight.launch.commands import API
 PROBE_INTERVAL_S = 0.05
 LEAVE_S = 8.0  # from SIGTERM to SIGKILL
 DRAIN_MARGIN_S = 3.0  # on top of the api's own drain time
+LAST_WORDS_S = 0.5  # for open requests to end with the verdict, and for who asks in that moment to get it
 
 
 class Stage(enum.Enum):
@@ -29,7 +30,7 @@ class Stage(enum.Enum):
     CHECKING = "checking"  # the engine is ready; a token is asked for through the api process
     READY = "ready"
     STALLED = "stalled"  # everyone lives, nothing moves; requests are refused with the verdict
-    LOST = "lost"  # a process died; what is left of the engine ends, requests are refused with the verdict
+    LOST = "lost"  # a process died: requests end with the verdict, what is left of the engine ends, then all
     DRAINING = "draining"  # the api ends; ranks still serve its open requests
     STOPPING = "stopping"  # everyone was told to end
     KILLING = "killing"
@@ -37,7 +38,7 @@ class Stage(enum.Enum):
 
 
 class OnStall(enum.Enum):
-    """`--on-stall`: what to do about an engine that was lost or stands still."""
+    """`--on-stall`: what to do about an engine that stands still. One that died is ended or restarted."""
 
     REPORT = "report"
     RESTART = "restart"
@@ -105,7 +106,12 @@ class TakeBack(msgspec.Struct, frozen=True):
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """The api process ends its open requests and refuses new ones with the verdict."""
+    """The api process ends its open requests and refuses new ones with the verdict.
+
+    `for_good`: the engine is lost and does not come back.
+    """
+
+    for_good: bool = False
 
 
 class Accept(msgspec.Struct, frozen=True):
@@ -128,7 +134,10 @@ Action = Probe | HandOver | TakeBack | Refuse | Accept | Terminate | Kill
 
 
 class LaunchState(msgspec.Struct, frozen=True):
-    """Everything the decisions depend on. `asked`: a person wants it to end; `told`: children who know."""
+    """Everything the decisions depend on. `asked`: a person wants it to end; `told`: children who know.
+
+    `lost_until_s`: when a lost engine has been spoken of for long enough.
+    """
 
     running: tuple[str, ...]
     drain_s: float
@@ -136,6 +145,7 @@ class LaunchState(msgspec.Struct, frozen=True):
     stage: Stage = Stage.STARTING
     deadline_s: float = 0.0
     probe_at_s: float = 0.0
+    lost_until_s: float = 0.0
     asked: bool = False
     told: tuple[str, ...] = ()
     was_killed: bool = False
@@ -205,12 +215,12 @@ def _on_stalled(state: LaunchState, stalled: Stalled, now_s: float) -> Decision:
     if state.stage in _LEAVING or state.stage in (Stage.LOST, Stage.STALLED):
         return state, []
     state = _with(state, stall=stalled)
-    if state.stage is not Stage.READY or state.on_stall is not OnStall.REPORT:
+    if state.stage is not Stage.READY:
         killed, actions = _kill(state)
         return killed, [TakeBack(), *actions]
-    if stalled.name == API:
-        return _lose(state, now_s, without_api=True)
-    return _with(state, stage=Stage.STALLED), [Refuse()]
+    if stalled.name != API and state.on_stall is OnStall.REPORT:
+        return _with(state, stage=Stage.STALLED), [Refuse()]
+    return _lose(state, now_s, without_api=stalled.name == API)
 
 
 def _on_recovered(state: LaunchState) -> Decision:
@@ -224,40 +234,54 @@ def _on_death(state: LaunchState, death: Death, now_s: float) -> Decision:
     was_told = death.name in state.told or (state.asked and death.cause.code == 0)
     death = msgspec.structs.replace(death, told=was_told)
     state = _with(state, running=running, deaths=(*state.deaths, death))
-    if state.stage in _SERVING and state.on_stall is OnStall.REPORT:
+    if state.stage in _SERVING:
         return _lose(state, now_s, without_api=death.name == API)
     if state.stage is Stage.LOST:
         return state, [TakeBack()] if death.name == API else []
     if not running:
         return _with(state, stage=Stage.ENDED), []
-    if state.stage in (Stage.STOPPING, Stage.KILLING):
-        return state, []
-    stopping, actions = _stop(state, now_s)
-    # Clients are answered while the engine is started again.
-    return stopping, [TakeBack(), *actions] if state.stage in _SERVING and state.wants_restart else actions
+    return (state, []) if state.stage in (Stage.STOPPING, Stage.KILLING) else _stop(state, now_s)
 
 
 def _lose(state: LaunchState, now_s: float, *, without_api: bool) -> Decision:
     """The engine is lost: its ranks end; the api process, or else the front, says why to whoever asks."""
     ranks = tuple(name for name in state.running if name != API)
     told = tuple({*state.told, *ranks, *((API,) if without_api else ())})
-    lost = _with(state, stage=Stage.LOST, deadline_s=now_s + LEAVE_S, told=told)
-    first: Action = TakeBack() if without_api else Refuse()
-    return lost, [first, Terminate(ranks)] if ranks else [first]
+    until_s = now_s + LAST_WORDS_S
+    lost = _with(state, stage=Stage.LOST, deadline_s=now_s + LEAVE_S, lost_until_s=until_s, told=told)
+    first: Action = TakeBack() if without_api else Refuse(for_good=True)
+    # Who stands still does not leave when asked.
+    end: Action = Kill(ranks) if state.stall is not None else Terminate(ranks)
+    return lost, [first, end] if ranks else [first]
 
 
 def _on_tick(state: LaunchState, now_s: float) -> Decision:
     if state.stage is Stage.CHECKING and now_s >= state.probe_at_s:
         return _with(state, probe_at_s=math.inf), [Probe()]  # the next one when its answer has come
-    if state.stage is Stage.LOST and now_s >= state.deadline_s:
-        ranks = tuple(name for name in state.running if name != API)
-        return _with(state, deadline_s=now_s + LEAVE_S), [Kill(ranks)] if ranks else []
+    if state.stage is Stage.LOST:
+        return _on_tick_while_lost(state, now_s)
     if state.stage not in _LEAVING or now_s < state.deadline_s:
         return state, []
     if state.stage is Stage.DRAINING:
         stopped, actions = _stop(state, now_s)
         return stopped, [*actions, Kill((API,))]
     return _kill(state) if state.stage is Stage.STOPPING else (state, [])
+
+
+def _on_tick_while_lost(state: LaunchState, now_s: float) -> Decision:
+    """First the ranks end, then the api process; before a restart by force, as it would close the socket."""
+    ranks = tuple(name for name in state.running if name != API)
+    if ranks:
+        is_late = now_s >= state.deadline_s
+        return (_with(state, deadline_s=now_s + LEAVE_S), [Kill(ranks)]) if is_late else (state, [])
+    if now_s < state.lost_until_s:
+        return state, []
+    if not state.running:
+        return _with(state, stage=Stage.ENDED), []
+    if state.wants_restart:
+        killing, _ = _kill(state)
+        return killing, [TakeBack()]
+    return _stop(state, now_s)
 
 
 def _stop(state: LaunchState, now_s: float) -> Decision:

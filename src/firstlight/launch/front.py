@@ -38,6 +38,7 @@ _REASONS = {
 }
 # A stream of events ends when the picture has one of these.
 _LAST = frozenset({"ready", "failed"})
+_DEAD = frozenset({"lost", "failed"})
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class Front:
         picture = self._picture
         if not self._is_allowed(path, lines):
             return _error(401, REFUSAL, "invalid_api_key", kind="authentication_error")
-        if path == "/health/live" and method in ("GET", "HEAD"):
+        if path == "/health/live" and method in ("GET", "HEAD") and picture.status not in _DEAD:
             return _response(200, {"status": "live"})
         if path == "/startup" and method in ("GET", "HEAD"):
             return _response(200, self.startup())

@@ -109,7 +109,7 @@ def end_all(
 def remove_tree(group: str, deadline_s: float = _DEADLINE_S) -> bool:
     """Remove a control group with all below it; whether it is gone.
 
-    The kernel refuses while a killed process of it has threads that have not quite ended, so it is asked again.
+    The kernel refuses while a killed process of it has not quite ended, so it is asked again.
     """
     give_up_s = time.monotonic() + deadline_s
     while True:

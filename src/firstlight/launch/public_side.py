@@ -105,12 +105,14 @@ class PublicSide:
         self._publish()
         self._front.open(self._listener)
 
-    def refuse(self, failure: Failure | None) -> None:
-        """The engine is lost or stands still; the api process says so."""
+    def refuse(self, failure: Failure | None, *, for_good: bool) -> None:
+        """The engine is lost (`for_good`) or stands still; the api process says so."""
         self._verdict = failure
+        if for_good:
+            self.status = "lost"
         self._tell(failure)
         if failure is not None:
-            self.link.send(Refuse(failure.message, failure.hint))
+            self.link.send(Refuse(failure.message, failure.hint, for_good))
         self._publish()
 
     def resume(self) -> None:

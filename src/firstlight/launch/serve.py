@@ -93,13 +93,24 @@ def serve(
             end, wants_restart = run.once()
             if not wants_restart or not limit.allows_another(clock.now_s()):
                 return end.exit_code
-            console.say(f"starting again in {limit.pause_s:.0f} s ({limit.count} of {limit.most})")
+            again = f"starting again in {limit.pause_s:.0f} s ({limit.count} of {limit.most})"
+            console.say(again)
+            waiting = restarting(end, again)
+            public.front.publish(waiting)
+            notifier.show(waiting)
             limit.wait(notifier.beat)
             public.front.begin(clock.now_s())
             console.begin(clock.now_s())
     finally:
         notifier.close()
         public.close()
+
+
+def restarting(end: Verdict, again: str) -> Picture:
+    """What is said between two starts: why the last one ended, and that another comes."""
+    why = end.failure.message if end.failure is not None else "The engine was lost."
+    message = f"{why} The engine is {again}."
+    return Picture(message=message, startup={"status": "starting", "message": message})
 
 
 def _opened(order: Order, early: Early | None) -> Early:

@@ -48,7 +48,7 @@ class World(Protocol):
 
     def take_back(self, failure: Failure | None) -> None: ...
 
-    def refuse(self, failure: Failure | None) -> None: ...
+    def refuse(self, failure: Failure | None, *, for_good: bool) -> None: ...
 
     def accept(self) -> None: ...
 
@@ -72,8 +72,8 @@ def _carry_out(action: Action, state: LaunchState, world: World) -> None:
             world.hand_over()
         case TakeBack():
             world.take_back(verdict(state).failure)
-        case Refuse():
-            world.refuse(verdict(state).failure)
+        case Refuse(for_good=for_good):
+            world.refuse(verdict(state).failure, for_good=for_good)
         case Accept():
             world.accept()
         case Terminate(names=names):

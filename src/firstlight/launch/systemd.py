@@ -1,7 +1,8 @@
-"""What systemd is told of a service of type `notify`: ready, where it is, stopping, and that we still turn.
+"""What systemd is told of a service of type `notify`: ready, where it is, stopping, and that it works.
 
-Made by `launch.serve`, fed by what the public port says and by the supervisor's loop. Invariant: nobody
-listening costs nothing, and nobody reading a second at most, twice in a life.
+Made by `launch.serve`, fed by what the public port says and by the supervisor's loop. Invariants: nobody
+listening costs nothing, and nobody reading a second at most, twice in a life; the watchdog hears from us only
+while a start goes on, somebody could be served, or an end is under way.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from firstlight.base.clock import Clock
 from firstlight.base.environment import ServiceManager
 from firstlight.launch.front import Picture
 
+_GOING_ON = ("starting", "stopping")
 _READY = "The model is ready."
 _INTERVAL_S = 1.0  # between two rows of progress
 # A start that advances may take longer than systemd would wait: with each row it gets this much more.
@@ -28,6 +30,7 @@ class Notifier:
         self._clock = clock
         self._socket: socket.socket | None = None
         self._is_ready = self._is_stopping = False
+        self._is_well = True
         self._message = ""
         self._beat_at_s = self._message_at_s = 0.0
         if manager is not None:
@@ -40,6 +43,7 @@ class Notifier:
             self._is_ready = True
             self._send("READY=1", patience_s=_PATIENCE_S)
         healthy = is_ready and "verdict" not in picture.startup
+        self._is_well = healthy or picture.status in _GOING_ON
         message = _READY if healthy else " ".join(picture.message.split())
         now_s = self._clock.now_s()
         is_too_soon = picture.status == "starting" and now_s < self._message_at_s + _INTERVAL_S
@@ -56,10 +60,13 @@ class Notifier:
             self._send("STOPPING=1", patience_s=_PATIENCE_S)
 
     def beat(self) -> None:
-        """The loop has turned; said at half of the time after which systemd would end us."""
+        """The loop has turned; said at half of the time after which systemd would end us.
+
+        Not said of an engine that stands still or is lost: for who waits for it, we turn in vain.
+        """
         watchdog_s = self._manager.watchdog_s if self._manager is not None else None
         now_s = self._clock.now_s()
-        if watchdog_s is not None and now_s >= self._beat_at_s:
+        if watchdog_s is not None and self._is_well and now_s >= self._beat_at_s:
             self._beat_at_s = now_s + watchdog_s / 2
             self._send("WATCHDOG=1")
 

@@ -22,6 +22,7 @@ from firstlight.engine.messages import Profile
 from firstlight.serve import docs_page, errors, handlers_info, handlers_profile, handlers_tokens, replies
 from firstlight.serve.body import read_json
 from firstlight.serve.exchange import Exchange
+from firstlight.serve.gate import live_response
 from firstlight.serve.handlers_chat import ChatAnswer
 from firstlight.serve.handlers_completions import CompletionAnswer
 from firstlight.serve.layers import with_layers
@@ -142,8 +143,8 @@ def _add_information(app: FastAPI, server: Server) -> None:
     @app.head("/health/live", include_in_schema=False)
     @app.get("/health/live", tags=["information"])
     async def live() -> Response:
-        """200 as long as this process answers, whatever the engine does."""
-        return _json({"status": "live"})
+        """200 as long as the engine lives, be it stalled; 503 once it is lost for good."""
+        return live_response(server.startup)
 
     @app.get("/startup", tags=["information"])
     async def startup() -> Response:

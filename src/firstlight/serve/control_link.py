@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from firstlight.engine.messages import Failed
 from firstlight.serve.http_server import HttpServer
-from firstlight.serve.orders import Accept, Order, Refuse, Resume, decode_order
+from firstlight.serve.orders import LOST, Accept, Order, Refuse, Resume, decode_order
 
 
 class Refusing(Protocol):
@@ -78,8 +78,9 @@ class ControlLink:
                 self._startup.update(startup)
                 task = asyncio.get_running_loop().create_task(self._http.accept(self._listener.dup()))
                 self._tasks.add(task)
-            case Refuse(message=message, hint=hint):
-                self._startup |= {"status": "lost", "verdict": {"message": message, "what_to_do": hint}}
+            case Refuse(message=message, hint=hint, for_good=for_good):
+                self._startup["status"] = LOST if for_good else "stalled"
+                self._startup["verdict"] = {"message": message, "what_to_do": hint}
                 self._client.refuse(Failed(message, hint, 6))
             case Resume():
                 self._startup.pop("verdict", None)

@@ -28,6 +28,7 @@ _HOP_BY_HOP = frozenset(
 _NOT_SENT = _HOP_BY_HOP | {b"host", b"content-length", b"authorization", b"expect"}
 _NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server"}
 _STREAM = b"text/event-stream"
+_VERDICT_S = 1.0
 
 
 class Forward:
@@ -70,6 +71,8 @@ class Forward:
         try:
             await self._exchange(scope, body, answer)
         except httpx.HTTPError as error:
+            # Of an engine that died the supervisor says why in a moment, and that ends this task.
+            await asyncio.sleep(_VERDICT_S)
             await answer.fail(self._upstream.unreachable(error))
         except Exception:  # noqa: BLE001 - the top of a request: it becomes a logged 500
             await answer.fail(internal_error())

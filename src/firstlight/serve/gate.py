@@ -6,12 +6,15 @@ ready, and a 503 closes its connection, so that no client stays with a server th
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from firstlight.base.errors import RequestError
 from firstlight.serve.errors import error_response
+from firstlight.serve.orders import LOST
 
 OPEN_PATHS = frozenset({"/health/live", "/metrics", "/docs", "/openapi.json", "/startup", "/startup/events"})
 
@@ -37,3 +40,15 @@ class Gate:
             await self._app(scope, receive, send)
             return
         await error_response(self._client.unavailable(), {"connection": "close"})(scope, receive, send)
+
+
+def live_response(startup: Mapping[str, Any]) -> Response:
+    """Whether the engine lives, be it stalled: 200; 503 with the verdict once it is lost for good.
+
+    `startup`: what /startup shows.
+    """
+    if startup.get("status") != LOST:
+        return JSONResponse({"status": "live"})
+    verdict = startup.get("verdict", {})
+    text = f"{verdict.get('message', 'The engine is lost.')} {verdict.get('what_to_do', '')}".strip()
+    return error_response(RequestError(text, code=LOST, status=503, kind="server_error"))

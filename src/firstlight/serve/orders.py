@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+LOST = "lost"  # what /startup says of an engine that is refused for good
+
 
 class Accept(msgspec.Struct, frozen=True, tag="accept"):
     """Take clients on the public socket. `startup`: what /startup shows from now on."""
@@ -18,10 +20,14 @@ class Accept(msgspec.Struct, frozen=True, tag="accept"):
 
 
 class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
-    """End open requests with this error and answer new ones 503 with it."""
+    """End open requests with this error and answer new ones 503 with it.
+
+    `for_good`: the engine is dead, and nobody has to wait for it.
+    """
 
     message: str
     hint: str
+    for_good: bool = False
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):

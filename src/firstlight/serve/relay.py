@@ -31,6 +31,7 @@ from firstlight.base.phases import READY, PhaseReporter
 from firstlight.serve import replies
 from firstlight.serve.control_link import ControlLink
 from firstlight.serve.forward import Forward
+from firstlight.serve.gate import live_response
 from firstlight.serve.http_server import HttpServer
 from firstlight.serve.layers import with_layers
 from firstlight.serve.logs import set_up
@@ -58,7 +59,7 @@ class OwnPaths:
 
     def _answer(self, path: str) -> Response | None:
         if path == "/health/live":
-            return Response(replies.encode({"status": "live"}), media_type="application/json")
+            return live_response(self._startup)
         if path == "/startup":
             return Response(replies.encode(self._startup), media_type="application/json")
         if path == "/startup/events":

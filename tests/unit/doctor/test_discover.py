@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from firstlight.base.errors import UsageError
-from firstlight.doctor.discover import find_targets, target_of_pid, target_of_run, target_of_url
+from firstlight.doctor.discover import find_targets, target_below, target_of_pid, target_of_run, target_of_url
 from firstlight.doctor.procfs import ProcFs
 from firstlight.doctor.target import Engine, Role
 from support.doctor_scenes import child, in_state, recorded, tree, until
@@ -178,3 +178,32 @@ def test_a_fork_that_has_not_run_its_program_yet_is_no_second_server(tmp_path: P
     ours, foreign = find_targets(procfs)
     assert [process.key for process in ours.processes] == ["supervisor", "rank-0", "helper-12"]
     assert [process.role for process in foreign.processes] == [Role.ENGINE, Role.HELPER]
+
+
+def test_who_starts_a_server_or_speaks_to_one_elsewhere_is_none(tmp_path: Path) -> None:
+    procfs = proc(
+        tmp_path,
+        recorded(10, ("tmux", "new", "-d", "firstlight", "serve", "m"), "tmux: server"),
+        recorded(11, ("vi", "notes"), "vi", parent=10),
+        recorded(12, (PYTHON, "/opt/bin/firstlight", "serve", "m"), "firstlight", parent=10),
+        recorded(20, ("ssh", "box", "vllm", "serve", "org/m"), "ssh"),
+    )
+    (found,) = find_targets(procfs)
+    assert [process.pid for process in found.processes] == [12]
+
+
+def test_what_a_process_started_has_nothing_above_it(tmp_path: Path) -> None:
+    mine, other = "FIRSTLIGHT_RUN_ID=firstlight-a\0", "FIRSTLIGHT_RUN_ID=firstlight-b\0"
+    procfs = proc(
+        tmp_path,
+        recorded(9, ("firstlight", "serve", "--backend", "vllm"), "wrapper"),
+        recorded(10, (PYTHON, "-m", "firstlight", "serve"), "firstlight", parent=9),
+        recorded(11, (PYTHON, "-m", "vllm.entrypoints.openai.api_server"), "python3", parent=10),
+        recorded(12, ("VLLM::EngineCore",), "VLLM::EngineCor", parent=11),
+        recorded(13, ("VLLM::Worker_TP0",), "VLLM::Worker_TP", parent=10, environ=mine),  # adopted
+        recorded(14, ("VLLM::Worker_TP1",), "VLLM::Worker_TP", parent=1, environ=mine),
+        recorded(15, ("VLLM::Worker_TP0",), "VLLM::Worker_TP", parent=1, environ=other),
+        recorded(16, ("sleep", "9"), "sleep", parent=10),
+    )
+    found = target_below(11, "firstlight-a", procfs)
+    assert sorted(process.pid for process in found.processes) == [11, 12, 13, 14]

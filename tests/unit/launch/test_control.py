@@ -9,6 +9,7 @@ from firstlight.base.failure import Failure
 from firstlight.base.process import ExitCause
 from firstlight.launch.control import (
     DRAIN_MARGIN_S,
+    LAST_WORDS_S,
     LEAVE_S,
     Accept,
     Action,
@@ -120,12 +121,14 @@ def test_a_rank_that_fails_takes_the_run_down_with_its_own_exit_code() -> None:
     assert verdict(state).failure == failure
 
 
-def test_a_rank_that_dies_while_serving_ends_the_run_if_that_is_wanted() -> None:
-    history = (*READY, death("rank-0", 9.0, KILLED), death("api", 9.1, CLEAN))
-    state, actions = play(*history, on_stall=OnStall.EXIT)
+@pytest.mark.parametrize("on_stall", [OnStall.REPORT, OnStall.EXIT])
+def test_a_rank_that_dies_while_serving_ends_the_run(on_stall: OnStall) -> None:
+    history = (*READY, death("rank-0", 9.0, KILLED), (9.1, Tick()), (9.0 + LAST_WORDS_S, Tick()))
+    state, actions = play(*history, on_stall=on_stall)
+    assert actions[2:] == [Refuse(for_good=True), Terminate(("api",))]
+    state, _ = step(state, death("api", 9.7, CLEAN)[1], 9.7)
     end = verdict(state)
-    assert actions[2:] == [Terminate(("api",))]
-    assert end.exit_code == 6
+    assert (state.stage, end.exit_code) == (Stage.ENDED, 6)
     assert end.failure is not None
     assert "rank 0 was ended by SIGKILL" in end.failure.message
     assert "--memory-fraction" in end.failure.hint
@@ -203,27 +206,50 @@ def test_the_last_line_of_output_explains_a_crash_without_last_words() -> None:
 STALL = Stalled(Failure("rank 1 is stopped.", "kill -CONT 12", 6), "rank-1")
 
 
-def test_a_lost_rank_is_reported_and_the_others_end() -> None:
-    state, actions = play(*READY, death("rank-1", 9.0, KILLED), ranks=2)
-    assert actions[2:] == [Refuse(), Terminate(("rank-0",))]
+def test_the_other_ranks_end_before_the_api_process_does() -> None:
+    state, actions = play(*READY, death("rank-1", 9.0, KILLED), (9.9, Tick()), ranks=2)
+    assert actions[2:] == [Refuse(for_good=True), Terminate(("rank-0",))]
     assert state.stage is Stage.LOST
     state, actions = step(state, Tick(), 9.0 + LEAVE_S + 0.1)
     assert actions == [Kill(("rank-0",))]
+    state, _ = step(state, death("rank-0", 17.2, KILLED)[1], 17.2)
+    state, actions = step(state, Tick(), 17.2)
+    assert (state.stage, actions) == (Stage.STOPPING, [Terminate(("api",))])
 
 
-def test_a_lost_api_process_gives_the_port_back() -> None:
+def test_a_lost_api_process_gives_the_port_back_and_the_run_ends() -> None:
     state, actions = play(*READY, death("api", 9.0, KILLED))
     assert actions[2:] == [TakeBack(), Terminate(("rank-0",))]
-    state, _ = step(state, death("rank-0", 9.5, CLEAN)[1], 9.5)
-    assert state.stage is Stage.LOST  # the front answers until somebody stops it
-    state, _ = step(state, StopAsked(), 20.0)
+    state, _ = step(state, death("rank-0", 9.2, CLEAN)[1], 9.2)
+    state, _ = step(state, Tick(), 9.3)
+    assert state.stage is Stage.LOST  # the front says why, to whoever asks in this moment
+    state, _ = step(state, Tick(), 9.0 + LAST_WORDS_S)
     assert state.stage is Stage.ENDED
+    assert verdict(state).exit_code == 6
+
+
+def test_who_asks_for_the_end_of_a_lost_run_does_not_wait() -> None:
+    state, actions = play(*READY, death("rank-0", 9.0, KILLED), (9.1, StopAsked()))
+    assert actions[-1] == Terminate(("api",))
     assert verdict(state).exit_code == 6
 
 
 def test_an_api_that_dies_after_its_engine_gives_the_port_back_too() -> None:
     _, actions = play(*READY, death("rank-0", 9.0, KILLED), death("api", 9.1, KILLED))
-    assert actions[2:] == [Refuse(), TakeBack()]
+    assert actions[2:] == [Refuse(for_good=True), TakeBack()]
+
+
+def test_a_death_among_those_who_stand_still_ends_the_run() -> None:
+    state, actions = play(*READY, (20.0, STALL), death("rank-1", 21.0, KILLED), ranks=2)
+    assert actions[2:] == [Refuse(), Refuse(for_good=True), Kill(("rank-0",))]
+    assert state.stage is Stage.LOST
+
+
+@pytest.mark.parametrize("on_stall", [OnStall.EXIT, OnStall.RESTART])
+def test_a_stall_ends_open_requests_before_the_engine(on_stall: OnStall) -> None:
+    state, actions = play(*READY, (20.0, STALL), ranks=2, on_stall=on_stall)
+    assert actions[2:] == [Refuse(for_good=True), Kill(("rank-0", "rank-1"))]
+    assert verdict(state).failure == STALL.failure
 
 
 def test_a_stall_while_serving_refuses_requests_until_it_is_over() -> None:
@@ -243,7 +269,7 @@ def test_who_stands_still_is_killed_when_the_server_is_stopped() -> None:
 
 def test_an_api_process_that_stands_still_is_ended_before_the_port_is_taken_back() -> None:
     _, actions = play(*READY, (20.0, Stalled(Failure("the api process is stopped.", "", 6), "api")))
-    assert actions[2:] == [TakeBack(), Terminate(("rank-0",))]
+    assert actions[2:] == [TakeBack(), Kill(("rank-0",))]
 
 
 @pytest.mark.parametrize("on_stall", list(OnStall))
@@ -259,7 +285,11 @@ def test_a_person_who_wants_it_to_end_wins_over_a_restart() -> None:
     assert not state.wants_restart
 
 
-def test_a_restart_gives_the_port_back_first() -> None:
-    state, actions = play(*READY, death("rank-0", 9.0, KILLED), on_stall=OnStall.RESTART)
-    assert actions[2:] == [TakeBack(), Terminate(("api",))]
+def test_a_restart_answers_with_the_verdict_throughout_and_keeps_the_socket() -> None:
+    history = (*READY, death("rank-0", 9.0, KILLED), (9.1, Tick()), (9.0 + LAST_WORDS_S, Tick()))
+    state, actions = play(*history, on_stall=OnStall.RESTART)
+    # It is not asked to end: at its own end it would close the socket for everybody.
+    assert actions[2:] == [Refuse(for_good=True), TakeBack()]
+    state, _ = step(state, death("api", 9.6, KILLED)[1], 9.6)
+    assert state.stage is Stage.ENDED
     assert state.wants_restart

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from firstlight.base.failure import Failure
 from firstlight.launch.front import Front, Picture
+from firstlight.launch.serve import restarting
+from firstlight.launch.verdict import Verdict
 from support.tls import write_tls_files
 
 LOADING = Picture(
@@ -70,6 +73,18 @@ def test_liveness_and_the_picture(front: Front, listener: socket.socket) -> None
     assert shown.pop("elapsed_s") >= 0
     assert shown == LOADING.startup
     assert ask(listener, "/health", "HEAD").body == b""  # type: ignore[attr-defined]
+
+
+def test_a_lost_engine_is_not_alive_but_one_that_is_started_again_is(
+    front: Front, listener: socket.socket
+) -> None:
+    front.publish(Picture("lost", "rank 0 was ended by SIGKILL.", startup={"status": "lost"}))
+    answer = ask(listener, "/health/live")
+    assert (answer.status, b"SIGKILL" in answer.body) == (503, True)  # type: ignore[attr-defined]
+    end = Verdict(6, Failure("rank 0 was ended by SIGKILL.", "", 6))
+    front.publish(restarting(end, "starting again in 2 s (1 of 5)"))
+    assert ask(listener, "/health/live").status == 200
+    assert b"SIGKILL. The engine is starting again" in ask(listener, "/v1/models").body  # type: ignore[attr-defined]
 
 
 def test_events_end_with_ready(front: Front, listener: socket.socket) -> None:

@@ -51,8 +51,8 @@ class ScriptedWorld:
     def take_back(self, failure: Failure | None) -> None:
         self.told.append(f"take back: {failure.message if failure else None}")
 
-    def refuse(self, failure: Failure | None) -> None:
-        self.told.append(f"refuse: {failure.message if failure else None}")
+    def refuse(self, failure: Failure | None, *, for_good: bool) -> None:
+        self.told.append(f"refuse{' for good' * for_good}: {failure.message if failure else None}")
 
     def accept(self) -> None:
         self.told.append("accept")
@@ -85,7 +85,7 @@ def test_events_of_one_look_are_handled_in_order() -> None:
     assert world.told == ["terminate api"]
 
 
-def test_a_lost_rank_is_told_to_clients_until_somebody_stops_the_server() -> None:
+def test_a_lost_rank_is_told_to_clients_before_the_run_ends() -> None:
     killed, clean = ExitCause(None, 9), ExitCause(0)
     world = ScriptedWorld(
         batches=[
@@ -98,7 +98,7 @@ def test_a_lost_rank_is_told_to_clients_until_somebody_stops_the_server() -> Non
         probes=[True],
     )
     end = supervise(LaunchState(running=("rank-0", "rank-1", "api"), drain_s=1.0), world, world)
-    said = [text for text in world.told if text.startswith("refuse")]
+    said = [text for text in world.told if text.startswith("refuse for good")]
     assert len(said) == 1
     assert "rank 1 was ended by SIGKILL" in said[0]
     assert world.told[2:] == [said[0], "terminate rank-0", "terminate api"]

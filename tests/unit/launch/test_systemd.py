@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from firstlight.base.environment import ServiceManager
+from firstlight.base.failure import Failure
 from firstlight.launch.front import Picture
 from firstlight.launch.restart import RestartLimit
+from firstlight.launch.serve import restarting
 from firstlight.launch.systemd import Notifier
+from firstlight.launch.verdict import Verdict
 
 
 class HandClock:
@@ -83,6 +86,28 @@ def test_the_watchdog_hears_from_us_at_half_of_its_time(manager: Manager) -> Non
         clock.time_s += 1
     notifier.close()
     assert manager.heard() == ["WATCHDOG=1"] * 3 + ["STOPPING=1"]
+
+
+@pytest.mark.parametrize(
+    ("picture", "is_fed"),
+    [
+        (starting("weights"), True),
+        (Picture("ready", startup={}), True),
+        (Picture("ready", "rank 1 is stopped", startup={"verdict": {}}), False),
+        (Picture("lost", "rank 0 is gone", startup={"verdict": {}}), False),
+        (Picture("failed", "rank 0 is gone", startup={"verdict": {}}), False),
+        (Picture("stopping"), True),
+        (restarting(Verdict(6, Failure("rank 0 is gone.", "", 6)), "starting again in 2 s (1 of 5)"), True),
+    ],
+)
+def test_the_watchdog_is_fed_only_where_waiting_is_worth_it(
+    manager: Manager, picture: Picture, is_fed: bool
+) -> None:
+    notifier = Notifier(ServiceManager(str(manager.path), 10.0), HandClock())
+    notifier.show(picture)
+    notifier.beat()
+    assert ("WATCHDOG=1" in manager.heard()) == is_fed
+    notifier.close()
 
 
 def test_a_manager_that_is_gone_or_full_stops_nothing(manager: Manager, tmp_path: Path) -> None:

@@ -154,11 +154,16 @@ def test_it_obeys_its_supervisor(run_dir: Path, tmp_path: Path) -> None:
             error = http.post("/v1/chat/completions", json=BODY).json()["error"]
             assert "rank 1 is stopped. Look." in error["message"]
             told = {"message": "rank 1 is stopped.", "what_to_do": "Look."}
-            assert http.get("/startup").json() == {"status": "lost", "verdict": told}
-            assert http.get("/startup/events").text.startswith("event: lost\n")
+            assert http.get("/startup").json() == {"status": "stalled", "verdict": told}
+            assert http.get("/startup/events").text.startswith("event: stalled\n")
+            assert http.get("/health/live").status_code == 200
             link.sendall(encode_order(Resume()))
             wait_until(lambda: http.get("/health").status_code == 200, "serving again")
             assert http.get("/startup").json() == {"status": "ready"}
+            link.sendall(encode_order(Refuse("rank 0 was ended.", "Look.", for_good=True)))
+            wait_until(lambda: http.get("/health/live").status_code == 503, "dead")
+            assert "rank 0 was ended. Look." in http.get("/health/live").json()["error"]["message"]
+            assert http.get("/startup").json()["status"] == "lost"
         link.close()
         assert process.wait(DEADLINE_S) == 0
     finally:
