@@ -250,9 +250,9 @@ LAUNCH_SETTINGS = (
     _launch(
         "on-stall",
         "on_stall",
-        "What to do when nothing moves. report: keep the port open, answer 503 with the verdict until it moves "
-        "again (a start ends with it). restart: start the engine again. exit: end. When a process of the engine "
-        "dies there is nothing to wait for: restart starts it again, the others end with the verdict.",
+        "What to do when nothing moves. report: keep the port open and answer 503 with the verdict until it "
+        "moves again (a start ends with it). restart: start the engine again. exit: end. When a process dies "
+        "there is nothing to wait for: restart starts the engine again, the others end with the verdict.",
         choices=("report", "restart", "exit"),
     ),
     _launch("stall-look", "stall_look_s", "Seconds without useful progress until the first look.", minimum=1),

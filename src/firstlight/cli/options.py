@@ -7,6 +7,7 @@ only place where an exception becomes a message and an exit code; a traceback is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import inspect
@@ -25,6 +26,7 @@ from firstlight.base.resolve import Given
 from firstlight.base.settings import Setting
 
 INTERRUPTED = 130
+READER_GONE = 141  # as a shell shows SIGPIPE: who waits for our code must not take half of it for all
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO, errno.EFBIG)
 _PANELS = {"model": "Model", "engine": "Engine", "server": "Server and its limits", "launch": "Supervision"}
 
@@ -92,8 +94,7 @@ def guarded(run: Callable[[], int | None], *, debug: bool) -> int:
     """The exit code of `run`; its errors end here."""
     try:
         code = run() or 0
-        if sys.stdout is not None:
-            sys.stdout.flush()  # here, where what is wrong with it can still be said
+        sys.stdout.flush()  # here, where what is wrong with it can still be said
         return code
     except FirstlightError as error:
         _report(error.explain(), debug)
@@ -103,7 +104,7 @@ def guarded(run: Callable[[], int | None], *, debug: bool) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone: `firstlight env | head`
         _drop_output()
-        return 0
+        return READER_GONE
     except OSError as error:
         if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
             return _unexpected(error, debug)
@@ -124,8 +125,12 @@ def _unexpected(error: Exception, debug: bool) -> int:
 
 
 def _drop_output() -> None:
-    """What is still in the buffer goes nowhere, so that the interpreter's end does not stumble over it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """What cannot be written goes nowhere, so that the interpreter's end does not stumble over it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _report(message: str, debug: bool) -> None:
@@ -135,7 +140,8 @@ def _report(message: str, debug: bool) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody reads it, but the exit code is still ours
+        print(text, file=sys.stderr, flush=True)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -6,6 +6,9 @@ terminal gets whole lines only.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -23,6 +26,7 @@ from firstlight.launch.ready_card import base_url, ready_card
 if TYPE_CHECKING:
     from firstlight.launch.live_view import LiveView
 
+_NO_READER = (errno.EPIPE, errno.EIO)  # `2>&1 | head`; a terminal that was closed
 _WORTH_A_LINE_S = 0.05
 _REPEAT_S = 5.0  # how often a long phase is mentioned where no live line is possible
 _REPEAT_UNCOUNTED_S = 20.0  # … and one of which only the time is known
@@ -65,11 +69,14 @@ class Console:
 
     def pass_on(self, text: str) -> None:
         """A line that is written already as it shall be: a child's log."""
-        if self._view is not None:
-            self._view.say(text)
-            return
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        try:
+            if self._view is not None:
+                self._view.say(text)
+            else:
+                self._stream.write(text + "\n")
+                self._stream.flush()
+        except OSError as error:
+            self._lose(error)
 
     def progress(self, line: ProgressLine) -> None:
         """A rank has moved: closes the line of the phase it left, renews that of the phase it is in."""
@@ -126,6 +133,16 @@ class Console:
         self._finish_live()
         self.say("stopped.")
 
+    def _lose(self, error: OSError) -> None:
+        """A line could not be written. The server goes on; if nobody will ever read again, quietly.
+
+        Lines come from the threads that drain our children too: one that ended would block its child.
+        """
+        self._view, self._is_live = None, False
+        if error.errno in _NO_READER:
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
     def _leave(self, name: str, now_s: float) -> None:
         """The phase that a rank was in is over; one that took no time is not worth a line."""
         track = self._tracks.get(name)
@@ -161,14 +178,20 @@ class Console:
         if all(track.last.phase == READY for track in self._tracks.values()):
             self._finish_live()
             return
-        if self._view is None:
-            self._view = _open_view(self._stream)
-        self._view.show(self._tracks)
+        try:
+            if self._view is None:
+                self._view = _open_view(self._stream)
+            self._view.show(self._tracks)
+        except OSError as error:
+            self._lose(error)
 
     def _finish_live(self) -> None:
-        if self._view is not None:
-            self._view.close()
-        self._view = None
+        view, self._view = self._view, None
+        if view is not None:
+            try:
+                view.close()
+            except OSError as error:
+                self._lose(error)
 
 
 def _open_view(stream: TextIO) -> LiveView:
