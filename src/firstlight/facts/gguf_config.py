@@ -15,6 +15,7 @@ from firstlight.base.errors import UnsupportedError
 from firstlight.facts.description import ModelDescription, RopeScaling, require_consistent
 from firstlight.facts.fields import MAX_LAYERS, Fields
 from firstlight.facts.gguf_header import GgufFile
+from firstlight.facts.hf_rope import longest
 from firstlight.facts.remedies import OTHER_MODEL
 
 _FLOAT32 = struct.Struct("<f")
@@ -61,14 +62,17 @@ def describe_gguf(
     fields = Fields(file.metadata, file.path)
     _refuse_unknown_arithmetic(fields, architecture)
     sizes = _sizes(fields, architecture, file)
+    stated = fields.integer(f"{architecture}.context_length")
     head_size, theta = sizes["head_size"], _plain(fields.number(f"{architecture}.rope.freq_base", 10000.0))
+    scaling = _rope_scaling(fields, architecture, rope_factors, head_size, theta)
     window = fields.integer(f"{architecture}.attention.sliding_window", 0, minimum=0, maximum=1 << 40)
     description = ModelDescription(
         architecture="mistral" if architecture == "llama" and window else architecture,
         **sizes,
         norm_eps=_plain(fields.number(f"{architecture}.attention.layer_norm_rms_epsilon")),
         rope_theta=theta,
-        rope_scaling=_rope_scaling(fields, architecture, rope_factors, head_size, theta),
+        max_position=longest(scaling, stated),
+        rope_scaling=scaling,
         tie_embeddings="lm_head.weight" not in tensor_names,
         attention_bias="model.layers.0.self_attn.q_proj.bias" in tensor_names,
         output_bias="model.layers.0.self_attn.o_proj.bias" in tensor_names,
@@ -127,7 +131,6 @@ def _sizes(fields: Fields, architecture: str, file: GgufFile) -> dict[str, Any]:
         "head_size": head_size,
         "intermediate_size": fields.integer(prefix + "feed_forward_length"),
         "vocab_size": vocab_size or fields.integer(prefix + "vocab_size"),
-        "max_position": fields.integer(prefix + "context_length"),
     }
 
 
@@ -150,7 +153,12 @@ def _rope_scaling(
         )
     linear = kind == "linear" and factor != 1.0
     if not factors or all(value == 1.0 for value in factors):
-        return RopeScaling(kind="linear", factor=factor) if linear else RopeScaling()
+        original = fields.integer(
+            f"{architecture}.rope.scaling.original_context_length",
+            fields.integer(f"{architecture}.context_length"),
+        )
+        linear_scaling = RopeScaling(kind="linear", factor=factor, original_max_position=original)
+        return linear_scaling if linear else RopeScaling()
     if linear:
         raise UnsupportedError(
             f"{fields.where}: linear rope scaling together with rope_freqs.weight is not supported.",

@@ -21,7 +21,7 @@ from firstlight.facts.hf_experts import (
     mixtral_experts,
     qwen3_experts,
 )
-from firstlight.facts.hf_rope import rope_fields, rope_scaling, yarn_score_factor
+from firstlight.facts.hf_rope import longest, rope_fields, rope_scaling, yarn_score_factor
 from firstlight.facts.remedies import CHECK_CONFIG, GIVE_MODEL, OTHER_MODEL
 
 
@@ -101,6 +101,7 @@ def describe_hf(
     vocab_size = fields.integer("vocab_size")
     attention_bias = fields.boolean("attention_bias", False)
     rope = rope_fields(fields)
+    scaling = rope_scaling(rope, fields)
     description = ModelDescription(
         architecture=model_type,
         hidden_size=fields.integer("hidden_size"),
@@ -108,10 +109,10 @@ def describe_hf(
         **_heads(fields, family, rope),
         intermediate_size=fields.integer("intermediate_size"),
         vocab_size=vocab_size,
-        max_position=fields.integer("max_position_embeddings"),
+        max_position=longest(scaling, fields.integer("max_position_embeddings")),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope_theta=rope.number("rope_theta", fields.number("rope_theta", family.rope_theta)),
-        rope_scaling=rope_scaling(rope, fields),
+        rope_scaling=scaling,
         tie_embeddings=fields.boolean("tie_word_embeddings", False),
         attention_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=_output_bias(family, attention_bias),

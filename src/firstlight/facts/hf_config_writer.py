@@ -11,6 +11,7 @@ from typing import Any
 from firstlight.base.errors import UnsupportedError
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.hf_experts_writer import expert_fields, yarn_fields
+from firstlight.facts.hf_rope import stated_positions
 
 _SERVE_IT = "Serve the GGUF file itself: firstlight needs no conversion."
 _CLASSES = {
@@ -48,7 +49,7 @@ def hf_config(description: ModelDescription, dtype: str, pad_token_id: int | Non
         "head_dim": description.head_size,
         "intermediate_size": description.intermediate_size,
         "vocab_size": description.vocab_size,
-        "max_position_embeddings": description.max_position,
+        "max_position_embeddings": stated_positions(description.rope_scaling, description.max_position),
         "rms_norm_eps": description.norm_eps,
         "rope_theta": description.rope_theta,
         "rope_scaling": _rope_scaling(description),

@@ -46,8 +46,14 @@ def test_old_and_new_rope_fields_mean_the_same() -> None:
         (None, RopeScaling()),
         ({}, RopeScaling()),
         ({"rope_type": "default", "rope_theta": 10000.0}, RopeScaling()),
-        ({"type": "linear", "factor": 2.0}, RopeScaling(kind="linear", factor=2.0)),
-        ({"rope_type": "linear", "factor": 2}, RopeScaling(kind="linear", factor=2.0)),
+        (
+            {"type": "linear", "factor": 2.0},
+            RopeScaling(kind="linear", factor=2.0, original_max_position=256),
+        ),
+        (
+            {"rope_type": "linear", "factor": 2},
+            RopeScaling(kind="linear", factor=2.0, original_max_position=256),
+        ),
         (
             {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.5},
             RopeScaling(kind="yarn", factor=8.0, original_max_position=32, turn_factor=1.5),
@@ -67,6 +73,40 @@ def test_old_and_new_rope_fields_mean_the_same() -> None:
 def test_rope_scaling(section: Any, scaling: RopeScaling) -> None:
     assert described(rope_scaling=section).rope_scaling == scaling
     assert described(rope_scaling=None, rope_parameters=section).rope_scaling == scaling
+
+
+QWEN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("stated", "section", "longest"),
+    [
+        (32768, None, 32768),
+        (32768, QWEN, 131072),  # Qwen's recipe, the rest of config.json as it was
+        (40960, QWEN, 131072),  # Qwen3's, which has room for an answer
+        (131072, QWEN, 131072),  # already raised
+        (32768, {"rope_type": "yarn", "factor": 4.0}, 131072),
+        (131072, {"rope_type": "yarn", "original_max_position_embeddings": 32768}, 131072),
+        (
+            163840,
+            {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
+            163840,
+        ),  # DeepSeek
+        (4096, {"type": "linear", "factor": 4.0}, 16384),
+        (16384, {"type": "linear", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),
+        (131072, LLAMA3, 131072),
+    ],
+)
+def test_a_scaling_stretches_the_original_positions_once(stated: int, section: Any, longest: int) -> None:
+    changes = {"max_position_embeddings": stated, "rope_scaling": section}
+    description = described(**changes)
+    assert description.max_position == longest
+    assert describe_hf(hf_config(description, "float32"), {}) == description
+
+
+def test_the_original_positions_may_stand_beside_the_section() -> None:
+    scaling = described(original_max_position_embeddings=64, rope_scaling={"type": "yarn", "factor": 4.0})
+    assert scaling.rope_scaling.original_max_position == 64
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope"])
@@ -187,7 +227,12 @@ def test_end_tokens_of_both_files() -> None:
 
 scalings = st.one_of(
     st.just(RopeScaling()),
-    st.builds(RopeScaling, kind=st.just("linear"), factor=st.floats(1, 64)),
+    st.builds(
+        RopeScaling,
+        kind=st.just("linear"),
+        factor=st.floats(1, 64),
+        original_max_position=st.integers(1, 4096),
+    ),
     st.builds(
         RopeScaling,
         kind=st.just("llama3"),
@@ -211,6 +256,8 @@ def test_a_description_survives_its_own_config(
     architecture: str, scaling: RopeScaling, tied: bool, window: int | None, bias: bool, eos: tuple[int, ...]
 ) -> None:
     changes: dict[str, Any] = {"rope_scaling": scaling, "tie_embeddings": tied, "eos_token_ids": eos}
+    if scaling.kind == "linear":
+        changes["max_position"] = round(scaling.original_max_position * scaling.factor)
     if architecture in ("llama", "qwen3"):
         changes |= {"attention_bias": bias, "output_bias": bias}
     if architecture != "llama":
