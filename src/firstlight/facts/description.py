@@ -96,6 +96,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     latent: LatentAttention | None = None
     experts: Experts | None = None
     sliding_window: int | None = None  # a token sees itself and the window-1 before it
+    full_layers: tuple[int, ...] = ()  # layers that see everything in spite of it
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 

@@ -67,6 +67,11 @@ def hf_config(description: ModelDescription, dtype: str, pad_token_id: int | Non
         config |= {"attention_bias": description.attention_bias, "mlp_bias": description.mlp_bias}
     if description.architecture in ("mistral", "mixtral"):
         config["sliding_window"] = description.sliding_window
+    if description.full_layers:
+        config["layer_types"] = [
+            "full_attention" if layer in description.full_layers else "sliding_attention"
+            for layer in range(description.num_layers)
+        ]
     if description.architecture in ("qwen3", "qwen3_moe"):
         config["attention_bias"] = description.attention_bias
     if description.architecture in ("qwen2", "qwen3", "qwen3_moe"):

@@ -17,8 +17,11 @@ _ORIGINAL = "original_max_position_embeddings"
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """The rope section: `rope_parameters` (new), or `rope_scaling` (old); empty when neither is there."""
-    name = "rope_parameters" if fields.values.get("rope_parameters") is not None else "rope_scaling"
+    """The rope section: `rope_parameters` (new), or `rope_scaling` (old); empty when neither is there.
+
+    Of both, transformers takes the old one.
+    """
+    name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
     section = fields.mapping(name)
     if any(isinstance(value, Mapping) for value in section.values()):
         raise UnsupportedError(

@@ -14,6 +14,7 @@ from firstlight.facts.description import ModelDescription, RopeScaling
 from firstlight.facts.hf_config import describe_hf
 from firstlight.facts.hf_config_writer import hf_config, hf_generation_config
 from support.checkpoints import ARCHITECTURES, tiny_description
+from support.experts import SOFTMAX, description_of
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -129,7 +130,8 @@ def test_incomplete_rope_scaling() -> None:
     [
         ("mistral", {"sliding_window": 4096}, 4096),
         ("mistral", {"sliding_window": None}, None),
-        ("llama", {"sliding_window": 4096}, None),
+        ("llama", {"sliding_window": 4096, "use_sliding_window": False}, None),
+        ("mistral", {"sliding_window": 4096, "use_sliding_window": False}, 4096),  # knows no switch
         ("qwen2", {"use_sliding_window": False, "sliding_window": 4096}, None),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}, 16),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 28}, None),
@@ -158,9 +160,51 @@ def test_mistral_without_the_field_has_the_window_of_its_class() -> None:
     assert (description.sliding_window, description.num_kv_heads) == (4096, 8)
 
 
-def test_windows_in_some_layers_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="1 of 2 layers"):
-        described("qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=1)
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "full_layers"),
+    [
+        ("mistral", {"sliding_window": 16}, ()),
+        ("mistral", {"sliding_window": 16, "layer_types": [SLIDING, FULL]}, (1,)),
+        ("mistral", {"sliding_window": 16, "layer_types": [SLIDING, "attention"]}, (1,)),  # the old name
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, (0,)),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 16, "layer_types": [FULL, SLIDING]}, (0,)),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, ()),
+    ],
+)
+def test_the_layers_that_have_the_window(
+    architecture: str, fields: dict[str, Any], full_layers: tuple[int, ...]
+) -> None:
+    original = description_of(architecture) if architecture == "qwen3_moe" else tiny_description(architecture)
+    description = describe_hf(hf_config(original, "float32") | fields, {})
+    assert (description.sliding_window, description.full_layers) == (16, full_layers)
+    assert describe_hf(hf_config(description, "float32"), {}).full_layers == full_layers
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "error", "match"),
+    [
+        ("llama", {"sliding_window": 16}, UnsupportedError, "sliding_window = 16"),
+        (
+            "llama",
+            {"layer_types": [FULL, SLIDING]},
+            ModelFileError,
+            "layer_types asks for a window in 1 of 2",
+        ),
+        ("qwen2", {"layer_types": [FULL, SLIDING]}, ModelFileError, "use_sliding_window"),
+        ("mistral", {"layer_types": [FULL]}, ModelFileError, "layer_types must be a list of 2"),
+        ("mistral", {"layer_types": [FULL, "chunked_attention"]}, UnsupportedError, "'chunked_attention'"),
+        ("mixtral", {"sliding_window": 16, "layer_types": [FULL, SLIDING]}, UnsupportedError, "layer_types"),
+    ],
+)
+def test_a_window_that_no_layer_could_have_is_refused(
+    architecture: str, fields: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    original = tiny_description(architecture, experts=SOFTMAX if architecture == "mixtral" else None)
+    with pytest.raises(error, match=match):
+        describe_hf(hf_config(original, "float32") | fields, {})
 
 
 def test_defaults_of_the_families() -> None:
@@ -223,6 +267,10 @@ def test_end_tokens_of_both_files() -> None:
     description = describe_hf(config(eos_token_id=2), {"eos_token_id": [5, 2]})
     assert description.eos_token_ids == (5, 2)
     assert describe_hf(config(eos_token_id=None), {}).eos_token_ids == ()
+    silent = config()
+    del silent["eos_token_id"]
+    assert describe_hf(silent, {}).eos_token_ids == (2,)  # as its class has it
+    assert describe_hf(silent, {"eos_token_id": 5}).eos_token_ids == (5,)
 
 
 scalings = st.one_of(

@@ -65,7 +65,14 @@ def test_a_description_comes_back_from_its_configuration(architecture: str) -> N
     ("changes", "named"),
     [
         ({"topk_method": "greedy"}, "topk_method 'greedy'"),
-        ({"scoring_func": "tanh"}, "scoring_func 'tanh'"),
+        ({"scoring_func": "tanh"}, "scoring_func = tanh"),
+        ({"model_type": "deepseek_v2", "topk_method": "greedy"}, "scoring_func = sigmoid"),
+        (
+            {"model_type": "deepseek_v2", "topk_method": "greedy", "scoring_func": "softmax"},
+            "norm_topk_prob = True",
+        ),
+        ({"mlp_bias": True}, "mlp_bias = True"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"moe_layer_freq": 2}, "moe_layer_freq = 2"),
         ({"rope_interleave": False}, "rope_interleave = False"),
         ({"attention_bias": True}, "attention_bias = True"),
@@ -82,6 +89,7 @@ def test_another_arithmetic_is_refused_by_name(changes: dict[str, Any], named: s
         ({"n_group": 7}, "384 experts do not fall into 7 groups"),
         ({"n_group": 384, "topk_group": 8}, "do not fall"),  # a group of one has no two best
         ({"n_group": 96, "topk_group": 1}, "chooses 8 experts, and 4 can be chosen"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads must be num_attention_heads"),
         ({"kv_lora_rank": None}, "kv_lora_rank is missing"),
         ({"qk_rope_head_dim": 63}, "63 values of a head of 191 turn"),
     ],
