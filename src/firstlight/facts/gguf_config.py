@@ -35,7 +35,28 @@ _NEUTRAL_VALUES: dict[str, object] = {
     "logit_scale": 1.0,
     "use_parallel_residual": False,
     "rope.scaling.attn_factor": 1.0,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.shared_kv_layers": 0,
+    "attention.temperature_scale": 0.0,
+    "router_logit_softcapping": None,
+    "swiglu_clamp_exp": None,
+    "swiglu_clamp_shexp": None,
+    "activation_sparsity_scale": None,
+    "full_attention_interval": None,
 }
+# Every other key of these two groups is refused, whatever it may mean. The last ones are of no matter: a norm
+# that these architectures do not have, a remark, what only another key or yarn reads.
+_KNOWN_GROUPS = ("attention.", "rope.")
+_KNOWN = frozenset(
+    ("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length")
+    + ("attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.dimension_count")
+    + ("rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor")
+    + ("rope.scaling.original_context_length",)
+    + ("attention.layer_norm_epsilon", "rope.scaling.finetuned", "attention.temperature_length")
+    + tuple(f"rope.scaling.yarn_{name}" for name in ("attn_factor", "beta_fast", "beta_slow"))
+    + ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_log_multiplier")
+)
 _SAMPLING_KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -96,6 +117,10 @@ def generation_defaults(file: GgufFile) -> dict[str, float | int]:
 
 
 def _refuse_unknown_arithmetic(fields: Fields, architecture: str) -> None:
+    groups = tuple(f"{architecture}.{group}" for group in _KNOWN_GROUPS)
+    for key in filter(lambda key: key.startswith(groups), fields.values):
+        if key.partition(".")[2] not in _KNOWN | _NEUTRAL_VALUES.keys():
+            raise UnsupportedError(f"{fields.where}: {key} is not supported.", OTHER_MODEL)
     for suffix, neutral in _NEUTRAL_VALUES.items():
         key = f"{architecture}.{suffix}"
         value = fields.values.get(key)
