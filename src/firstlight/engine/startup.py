@@ -32,6 +32,7 @@ from firstlight.facts.checkpoint import Checkpoint
 from firstlight.facts.machine import inspect_machine
 from firstlight.loading.fit import require_fit
 from firstlight.loading.reader import LoadReport
+from firstlight.loading.ties import settle_ties
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.attention import attention_shape
 from firstlight.models.registry import find
@@ -96,6 +97,7 @@ def start(
     """
     started_s = time.monotonic()
     require_fit(checkpoint, section)
+    checkpoint = settle_ties(checkpoint)
     drafting = _read_drafting(section, checkpoint, report) if group.rank == 0 else None
     report("device")
     num_threads = _set_threads(section, group)

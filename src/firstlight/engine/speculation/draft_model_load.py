@@ -19,6 +19,7 @@ from firstlight.engine.speculation.places import Places
 from firstlight.engine.speculation.shape import Shape
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.facts.memory import kv_bytes_per_token
+from firstlight.loading.ties import settle_ties
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.attention import attention_shape
 from firstlight.models.registry import find
@@ -47,7 +48,7 @@ class DraftModelDrafting:
     @classmethod
     def read(cls, path: Path, target: Checkpoint) -> DraftModelDrafting:
         """Opens it for a target. Raises the checkpoint's errors, and `UnsupportedError` for other tokens."""
-        checkpoint = open_checkpoint(path)
+        checkpoint = settle_ties(open_checkpoint(path))
         require_same_tokens(TextModel.load(path), TextModel.load(target.path), path)
         return cls(checkpoint, target)
 
