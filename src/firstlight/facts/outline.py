@@ -135,7 +135,7 @@ def _folder(path: Path) -> Outline:
     skipped: list[int] = []
     entries = _entries(shards, description, skipped, is_wrapped=is_wrapped)
     groups = tuple(group_tensors(entries))
-    notes = (_skipped(len(skipped), sum(skipped)),) if skipped else ()
+    notes: tuple[str, ...] = (_skipped(len(skipped), sum(skipped)),) if skipped else ()
     if description.tie_embeddings and any(HEAD in read_safetensors_header(shard) for shard in shards):
         notes += (f"{HEAD} is there beside tie_word_embeddings: true; it is loaded too if it differs",)
     if not groups:
