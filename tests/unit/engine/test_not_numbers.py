@@ -19,6 +19,8 @@ from firstlight.facts.description import ModelDescription
 from firstlight.models.random_model import Unpacked, write_random_model
 from support.checkpoints import tiny_description
 from support.damaged import EMBEDDING, change_tensor, damage_token
+from support.eagle3 import SIZES as EAGLE3_SIZES
+from support.eagle3 import write_pair
 from support.engines import Harness, submit
 from support.experts import description_of, kimi
 
@@ -93,6 +95,21 @@ def test_a_draft_that_is_no_number_costs_nothing(pair: tuple[Path, Path]) -> Non
     damaged.fresh(Wrong(), 3)
     results = damaged.run(GOOD)
     assert all(results[name].same_bits(result) for name, result in expected.items())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_drafter_that_saw_no_numbers_drafts_on_for_the_others(tmp_path: Path, backend: str) -> None:
+    """EAGLE-3 takes the target's states of all sequences at once, the damaged one's among them."""
+    sound, drafter = write_pair(tmp_path)
+    change_tensor(sound, "lm_head.weight", lambda values: values[BAD].zero_())
+    shutil.copytree(sound, tmp_path / "damaged")
+    damage_token(tmp_path / "damaged", BAD)
+    sizes = {**BACKENDS[backend], **EAGLE3_SIZES}
+    expected = Harness(sound, **sizes).run(GOOD)
+    results = Harness(tmp_path / "damaged", drafter=str(drafter), **sizes).run([*DAMAGED, *GOOD])
+    assert {results[item.request_id].error for item in DAMAGED} == {NOT_NUMBERS}
+    for name, result in expected.items():
+        assert results[name].same_bits(result), name
 
 
 def test_the_self_test_names_tensor_and_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
