@@ -26,9 +26,7 @@ SIZES = {"max_num_seqs": 8, "max_batched_tokens": 64, "max_model_len": 256}
 def test_two_ranks_finish_what_is_sound_and_name_the_tensor(tmp_path: Path, drafting: dict[str, Any]) -> None:
     description = tiny_description(num_heads=6, num_kv_heads=3, vocab_size=501)
     folder = write_hf_folder(tmp_path / "m", description, random_weights(description))
-    change_tensor(
-        folder, "lm_head.weight", lambda values: values[BAD].zero_()
-    )  # it does not say it by itself
+    change_tensor(folder, "lm_head.weight", lambda values: values[BAD].zero_())  # it does not say it itself
     good = [submit(f"good {i}", [5 + i, 6, 7] * 5, max_tokens=24, ignore_eos=True) for i in range(3)]
     expected = Harness(folder, **SIZES).run(good)
     damage_token(folder, BAD)
@@ -67,9 +65,8 @@ def test_a_server_answers_the_others_and_ends_as_one_with_a_bad_file(tmp_path: P
 
 def test_a_start_with_a_damaged_norm_ends_as_one_with_a_bad_file(tmp_path: Path) -> None:
     folder = write_chat_model(tmp_path / "m")
-    change_tensor(
-        folder, "model.layers.1.input_layernorm.weight", lambda values: values[5].fill_(float("inf"))
-    )
+    norm = "model.layers.1.input_layernorm.weight"
+    change_tensor(folder, norm, lambda values: values[5].fill_(float("inf")))
     server = RunningServer(folder, "--threads", "1")
     try:
         assert server.wait() == 3

@@ -129,7 +129,7 @@ def _start(
         lambda arrived: report("rendezvous", arrived, group.size, "ranks"),
     )
     report("rendezvous", group.size, group.size, "ranks")
-    section, note = with_shipped_drafter(section, checkpoint.path)
+    section, note = with_shipped_drafter(section, checkpoint)
     started = start(checkpoint, config.model.dtype, section, group, report)
     if note is not None:
         started.report["drafter_notes"] = [note, *started.report.get("drafter_notes", ())]
