@@ -50,8 +50,7 @@ def test_a_server_answers_the_others_and_ends_as_one_with_a_bad_file(tmp_path: P
         url = f"{server.url}/v1/completions"
         good = httpx.post(url, json={**asked, "prompt": [5, 6, 7]}, timeout=60)
         bad = httpx.post(url, json={**asked, "prompt": [3, 200, 4]}, timeout=60)
-        server.wait_for("error: .*holds 64 NaN")
-        code = server.stop()
+        code = server.wait()
     assert (good.status_code, bad.status_code) == (200, 500)
     error = bad.json()["error"]
     assert error["code"] == "logits_not_numbers"
