@@ -26,12 +26,14 @@ from rich.progress import (
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError, RequestError, UsageError
 from firstlight.base.resolve import engine_from
+from firstlight.engine import messages
 from firstlight.engine.core import EngineCore
-from firstlight.engine.messages import FINISH_STOP, Abort, SequenceOutput, Submit, TokenLogprobs
+from firstlight.engine.messages import Abort, SequenceOutput, Submit, TokenLogprobs
+from firstlight.engine.not_numbers import WIDER, Inspection
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.speculation.shipped import with_shipped_drafter
 from firstlight.engine.speculation.trial import memory_for, try_drafter
-from firstlight.engine.startup import self_test, start
+from firstlight.engine.startup import quiet, require_numbers, self_test, start
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.sources import resolve_model
@@ -48,7 +50,7 @@ OnPhase = Callable[..., None]
 
 @dataclass
 class Completion:
-    """What came of one prompt. `finish_reason` is "stop" or "length"."""
+    """What came of one prompt. `finish_reason` is "stop" or "length", or "error": `error` says which."""
 
     prompt_token_ids: list[int]
     token_ids: list[int] = field(default_factory=list)
@@ -58,6 +60,7 @@ class Completion:
     num_cached_tokens: int = 0
     num_drafted: int = 0  # guesses of its tokens that were verified
     num_accepted: int = 0  # of `token_ids`, how many had been guessed
+    error: str | None = None
 
 
 class LLM:
@@ -84,8 +87,8 @@ class LLM:
         self._on_phase = on_phase
         trusts = bool(engine.pop("trust_remote_code", False))
         path = str(resolve_model(model))
-        section, note = with_shipped_drafter(_engine_section(engine), path)
         checkpoint = open_checkpoint(path)
+        section, note = with_shipped_drafter(_engine_section(engine), checkpoint)
         require_fit(checkpoint, section)
         self.text = TextModel.load(path, chat_template, trust_remote_code=trusts)
         with _progress("loading", "bytes", shown=self._show_progress) as bar:
@@ -101,14 +104,15 @@ class LLM:
         if note is not None:
             self.report["drafter_notes"] = [note, *self.report.get("drafter_notes", ())]
         self._core: EngineCore = started.core(started.runner.run)
-        if on_phase is not None:
-            on_phase("self-test")
-        self_test(self._core)
+        self._inspection, report = Inspection(started.checkpoint), on_phase or quiet
+        report("self-test")
+        self_test(self._core, self._inspection, report)
         if self._core.speculation is not None:
             times_s = measure_step_times(self._core, checkpoint.description.vocab_size)
             self._core.begin(times_s)
             first_token = checkpoint.description.bos_token_id
             self.report["drafter_trial"] = try_drafter(self._core, first_token, memory_for(started))
+            require_numbers(self._core, self._inspection, report)
 
     def generate(
         self,
@@ -124,6 +128,13 @@ class LLM:
             for prompt in _several(prompts)
         ]
         return self._run(token_lists, _params_for_each(params, len(token_lists)))
+
+    def require_answers(self, completions: Sequence[Completion]) -> None:
+        """Raises a `FirstlightError` where some ended with an error: about the weights, if they are bad."""
+        errors = [one.error for one in completions if one.error is not None]
+        if errors:
+            said = f"{len(errors)} of {len(completions)} prompts got no whole answer: {errors[0]}"
+            raise self._inspection.fault or EngineError(said, WIDER)
 
     def chat(
         self,
@@ -184,10 +195,8 @@ class LLM:
         if job.done:
             return False  # the echo of our own abort
         if output.error is not None:
-            raise EngineError(
-                f"the engine gave up a request: {output.error}",
-                "Raise kv_memory_bytes, or send fewer or shorter prompts.",
-            )
+            job.fail(self._inspection.explain(output.error))
+            return True
         if job.take(output):
             self._core.handle(Abort([output.request_id]))
         return job.done
@@ -217,7 +226,7 @@ class _Job:
             is_end = output.stop_token_id is not None and place + 1 == len(output.token_ids)
             completion.text += "" if is_end else self._stops.push(self._decoder.push([token]))
             if self._stops.match is not None:
-                completion.finish_reason = FINISH_STOP
+                completion.finish_reason = messages.FINISH_STOP
                 self.done = True
                 return output.finish_reason is None
         if output.finish_reason is not None:
@@ -225,6 +234,12 @@ class _Job:
             completion.text += self._end()
             self.done = True
         return False
+
+    def fail(self, error: str) -> None:
+        """It ended with an error, and keeps what it had."""
+        self.completion.finish_reason, self.completion.error = messages.FINISH_ERROR, error
+        self.completion.text += self._end()
+        self.done = True
 
     def _end(self) -> str:
         tail = self._stops.push(self._decoder.flush())

@@ -22,6 +22,14 @@ LENGTH = 256
 MODELS: dict[str, ModelDescription] = {
     "llama": tiny_description(num_heads=6, num_kv_heads=2, vocab_size=VOCABULARY, max_position=LENGTH),
     "mistral": tiny_description("mistral", sliding_window=40, vocab_size=VOCABULARY, max_position=LENGTH),
+    "some windows": tiny_description(
+        "mistral",
+        sliding_window=40,
+        full_layers=(1,),
+        vocab_size=VOCABULARY,
+        max_position=LENGTH,
+        eos_token_ids=tuple(range(2, 60)),
+    ),
     "qwen3": tiny_description("qwen3", tie_embeddings=True, vocab_size=VOCABULARY, max_position=LENGTH),
 }
 WORKLOAD = requests(26, VOCABULARY)

@@ -28,6 +28,7 @@ from support.transformers_models import (
 )
 
 NUM_TOKENS = 150  # beyond the windows, and beyond the original positions of the scaled ropes
+MIXED_WINDOWS = "mistral, some layers with a window"
 FAST_TOLERANCE = 0.06  # bfloat16 products or 8-bit activations through 3 layers of random weights
 
 
@@ -59,7 +60,7 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
         assert noise(fast.last_logits_of(tokens[:num]), expected[num - 1]) < 2 * FAST_TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["llama 9 heads on 3", "mistral window", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama 9 heads on 3", "mistral window", "qwen2", "qwen3", MIXED_WINDOWS])
 def test_greedy_tokens_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     model = random_model(CONFIGS[name], seed=2)
     save(model, tmp_path)

@@ -89,6 +89,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         num_hidden_layers=4, norm_topk_prob=True, mlp_only_layers=[1], decoder_sparse_step=2,
         rope_parameters=YARN_WITHOUT_MSCALE,
     ),
+    "qwen3 moe, a window in every layer": _config(
+        Qwen3MoeConfig, BASE, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=48,
+        use_sliding_window=True, sliding_window=24, max_window_layers=2,
+    ),
     "mixtral": _config(MixtralConfig, BASE, num_local_experts=6, num_experts_per_tok=2),
     "mixtral window": _config(MixtralConfig, BASE, num_local_experts=4, sliding_window=24),
     "minimax m2": _config(

@@ -7,6 +7,7 @@ mistakes would stay unseen: here every parameter is random and of a size that ma
 from __future__ import annotations
 
 import copy
+import json
 import random
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -43,6 +45,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+# As Qwen's cards have it: max_position_embeddings stays as it was.
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 PLAIN_500K = {"rope_type": "default", "rope_theta": 500000.0}
 
 
@@ -69,7 +73,24 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     ),
     "mistral": _config(MistralConfig, sliding_window=None),
     "mistral window": _config(MistralConfig, sliding_window=24),
+    "mistral, some layers with a window": _config(
+        MinistralConfig,
+        head_dim=16,
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
     "qwen2": _config(Qwen2Config),
+    "qwen2 yarn": _config(Qwen2Config, max_position_embeddings=64, rope_parameters=YARN),
+    "qwen2, a window from layer 1 on": _config(
+        Qwen2Config, use_sliding_window=True, sliding_window=20, max_window_layers=1
+    ),
+    "qwen3, some layers with a window": _config(
+        Qwen3Config,
+        head_dim=32,
+        use_sliding_window=True,
+        sliding_window=20,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+    ),
     "qwen2 tied": _config(Qwen2Config, tie_word_embeddings=True),
     "qwen3": _config(Qwen3Config, head_dim=32),
     "qwen3 tied": _config(Qwen3Config, head_dim=16, tie_word_embeddings=True),
@@ -105,6 +126,10 @@ def randomise(model: Any, seed: int) -> Any:
 def save(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """A folder without a tokenizer. With another `dtype`, the model's own parameters are rounded to it."""
     copy.deepcopy(model).to(dtype).save_pretrained(folder)
+    path = folder / "config.json"
+    if (config := json.loads(path.read_text()))["model_type"] == "ministral":
+        # Published under the older name, which transformers reads as this one.
+        path.write_text(json.dumps(config | {"model_type": "mistral"}))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(dtype))

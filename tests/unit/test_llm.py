@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from firstlight import LLM, SamplingParams
-from firstlight.base.errors import RequestError, UsageError
+from firstlight.base.errors import ModelFileError, RequestError, UsageError
+from support.damaged import damage_token
 from support.serving import write_chat_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -55,6 +56,23 @@ def test_a_stop_string_cuts_the_text_and_frees_the_pages(llm: LLM) -> None:
     assert cut[0].finish_reason == "stop"
     assert cut[1].finish_reason == "length"
     assert llm._core.scheduler.stats().pages_used == 0
+
+
+def test_one_bad_prompt_costs_the_others_nothing(tmp_path: Path) -> None:
+    folder = write_chat_model(tmp_path / "tiny")
+    sound = LLM(str(folder), dtype="float32", threads=1, progress=False)
+    expected = sound.generate([[20, 21], [30, 31]], GREEDY)
+    said = {token for one in expected for token in one.token_ids}
+    bad = next(token for token in range(100, 200) if token not in said)
+    llm = LLM(str(damage_token(folder, bad)), dtype="float32", threads=1, progress=False)
+    first, second, third = llm.generate([[20, 21], [40, bad], [30, 31]], GREEDY)
+    assert [first.token_ids, third.token_ids] == [one.token_ids for one in expected]
+    assert (second.finish_reason, second.token_ids) == ("error", [])
+    assert second.error is not None
+    assert "the tensor model.embed_tokens.weight holds 64 NaN" in second.error
+    llm.require_answers([first, third])
+    with pytest.raises(ModelFileError, match="embed_tokens"):
+        llm.require_answers([first, second, third])
 
 
 def test_logprobs_and_cached_tokens(llm: LLM) -> None:

@@ -16,6 +16,8 @@ from typing import BinaryIO
 
 from firstlight.base.errors import ResourceError
 
+_KEY_DIGITS, _SHA256_DIGITS = 32, 64
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
@@ -42,6 +44,26 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+def known_sha256(path: Path, memory: Path) -> str:
+    """The same, remembered in the folder `memory` by the file's place, size and times; OSError as it comes.
+
+    A second look at a file that nobody has changed reads nothing of it. Where `memory` cannot be written,
+    nothing is remembered.
+    """
+    facts = path.stat()
+    times = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_dev, facts.st_ino)
+    key = hashlib.sha256(f"{path.resolve()} {times}".encode()).hexdigest()
+    kept = memory / key[:_KEY_DIGITS]
+    with suppress(OSError, UnicodeDecodeError):
+        said = kept.read_text(encoding="ascii").split()
+        if len(said) == 2 and said[0] == key and len(said[1]) == _SHA256_DIGITS:
+            return said[1]
+    digest = sha256_of(path)
+    with suppress(ResourceError), replacing(kept) as file:
+        file.write(f"{key} {digest}\n".encode())
+    return digest
 
 
 def sha256_of(path: Path) -> str:

@@ -141,7 +141,9 @@ def _answers(model: Path, questions: list[str], dtype: str, section: EngineSecti
     llm = LLM(str(model), dtype=dtype, progress=False, **sizes)
     asked = [[{"role": "user", "content": question}] for question in questions]
     params = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, seed=0)
-    return [completion.text for completion in llm.chat(asked, params)]
+    answers = llm.chat(asked, params)
+    llm.require_answers(answers)
+    return [completion.text for completion in answers]
 
 
 def _cut(text: str) -> str:

@@ -194,7 +194,7 @@ def _open(order: SpeculationOrder) -> tuple[list[Subject], dict[str, Any]]:
 
 
 def _default_drafters(order: SpeculationOrder) -> list[str]:
-    shipped, _ = with_shipped_drafter(EngineSection(), str(order.model))
+    shipped, _ = with_shipped_drafter(EngineSection(), open_checkpoint(order.model))
     return [NGRAM] if shipped.drafter is None else [NGRAM, shipped.drafter]
 
 

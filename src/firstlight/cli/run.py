@@ -112,6 +112,7 @@ def run(options: RunOptions, flags: Given) -> None:
             output.write(
                 _shown(prompt, answer, as_json=options.input is not None or options.output is not None)
             )
+        llm.require_answers(answers)
 
 
 def _prompts(options: RunOptions) -> list[Prompt]:
@@ -225,7 +226,7 @@ def _shown(prompt: Prompt, answer: Completion, *, as_json: bool) -> str:
         "num_prompt_tokens": len(answer.prompt_token_ids),
         "num_tokens": len(answer.token_ids),
     }
-    return answer_line(prompt, fields)
+    return answer_line(prompt, fields if answer.error is None else fields | {"error": answer.error})
 
 
 @contextlib.contextmanager

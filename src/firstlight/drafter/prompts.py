@@ -190,6 +190,7 @@ def _sample(llm: LLM, opening: list[int], seeds: list[int]) -> list[str]:
     """User turns that the target ended by itself."""
     params = [SamplingParams(temperature=1.0, top_p=0.95, max_tokens=96, seed=seed) for seed in seeds]
     answers = llm.generate([opening] * len(seeds), params)
+    llm.require_answers(answers)
     texts = [answer.text.strip() for answer in answers if answer.finish_reason == "stop"]
     return [text for text in texts if MIN_SELF_CHARS <= len(text) <= MAX_SELF_CHARS]
 

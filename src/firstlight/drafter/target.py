@@ -18,6 +18,7 @@ from firstlight.drafter.stages import TargetRecord
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.loading.reader import read_tensors
+from firstlight.loading.ties import settle_ties
 from firstlight.quant.registry import dequantize
 from firstlight.quant.weight import Weight
 from firstlight.text.model import TextModel
@@ -48,7 +49,7 @@ class Ends:
 
 def open_target(path: Path) -> Target:
     """Opens a model and hashes its weights: a second for each gigabyte."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = settle_ties(open_checkpoint(path))
     text = TextModel.load(path)
     files = sorted({path for facts in checkpoint.tensors.values() for path in facts.paths})
     weights = hashlib.sha256("".join(sha256_of(Path(file)) for file in files).encode()).hexdigest()

@@ -14,6 +14,7 @@ from firstlight.base.errors import EngineError
 from firstlight.engine.messages import (
     OUTPUTS_SOCKET,
     REQUESTS_SOCKET,
+    Abort,
     FromEngine,
     ToEngine,
     decode_to_engine,
@@ -34,7 +35,8 @@ class RequestChannel:
         self._context = zmq.Context()
         self._requests = self._context.socket(zmq.PULL)
         self._requests.setsockopt(zmq.RCVHWM, 0)  # the scheduler's queue has the limit
-        self._requests.bind(f"ipc://{run_dir / REQUESTS_SOCKET}")
+        self._requests_address = f"ipc://{run_dir / REQUESTS_SOCKET}"
+        self._requests.bind(self._requests_address)
         self._outputs = self._context.socket(zmq.PUSH)
         self._outputs.setsockopt(zmq.SNDHWM, 0)
         self._outputs.setsockopt(zmq.LINGER, 1000)
@@ -71,6 +73,13 @@ class RequestChannel:
             self._outputs.send(encode(message))
         except zmq.Again:
             return
+
+    def wake(self) -> None:
+        """Lets a waiting `receive` return; for other threads than the engine's."""
+        with self._context.socket(zmq.PUSH) as socket:
+            socket.setsockopt(zmq.LINGER, LAST_WORDS_DEADLINE_MS)
+            socket.connect(self._requests_address)
+            socket.send(encode(Abort([])))
 
     def _set_deadline(self, deadline_ms: int) -> None:
         """Of the next message. Only the first and the last one have their own: a step sets no option."""

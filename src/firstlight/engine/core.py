@@ -16,6 +16,7 @@ from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.recorder import NoBox, Recorder
 from firstlight.engine.choosing import choose
 from firstlight.engine.messages import (
+    FINISH_ERROR,
     Abort,
     Drain,
     EngineStats,
@@ -58,6 +59,7 @@ class EngineCore:
         self._clock = clock or StepClock()
         self._events = self._recorder.ring("steps")
         self._step_name = self._recorder.name(STEP)
+        self.closed: str | None = None  # why nothing new is taken, while what is there goes on
 
     @property
     def has_work(self) -> bool:
@@ -70,7 +72,9 @@ class EngineCore:
 
     def handle(self, message: ToEngine) -> None:
         """Takes one message; its consequences are in the outputs of the next `step`."""
-        if isinstance(message, Submit):
+        if isinstance(message, Submit) and self.closed is not None:
+            self.scheduler.finish_unrun(message.request_id, FINISH_ERROR, self.closed)
+        elif isinstance(message, Submit):
             self.scheduler.submit(message)
         elif isinstance(message, Abort):
             for request_id in message.request_ids:

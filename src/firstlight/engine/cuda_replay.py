@@ -33,14 +33,14 @@ class Recorded:
 
     def load(self, batch: ForwardBatch) -> None:
         """Copies a step of the same or a smaller shape into the inputs."""
-        target, source = self.inputs.attention[0], batch.attention[0]
         _put(self.inputs.tokens_T, batch.tokens_T)
         _put(self.inputs.turn_TD, batch.turn_TD)
         _put(self.inputs.write_slots_T, batch.write_slots_T)
-        _put(target.slots_BL, source.slots_BL)
-        _put(target.mask_B1CL, source.mask_B1CL)
-        # A padded row sees position 0 alone: a row that sees nothing would be NaN.
-        target.mask_B1CL[source.mask_B1CL.shape[0] :, :, :, 0] = True
+        for target, source in zip(_plans(self.inputs), _plans(batch), strict=True):
+            _put(target.slots_BL, source.slots_BL)
+            _put(target.mask_B1CL, source.mask_B1CL)
+            # A padded row sees position 0 alone: a row that sees nothing would be NaN.
+            target.mask_B1CL[source.mask_B1CL.shape[0] :, :, :, 0] = True
 
     def hand_out(self, batch: ForwardBatch) -> None:
         """Copies the captured states, if there are any, into a step that was loaded and replayed."""
@@ -64,7 +64,7 @@ class CudaGraphReplay:
         num_rows = len(batch.tokens_T)
         if self._clock.is_on or not _is_decode(batch):
             return self._model(batch)
-        length = batch.attention[0].slots_BL.shape[1]
+        length = max(plan.slots_BL.shape[1] for plan in _plans(batch))
         key = (power_of_two(num_rows), max(SMALLEST_LENGTH, power_of_two(length)))
         if key not in self._recorded:
             inputs = _padded(batch, *key)
@@ -94,35 +94,46 @@ def record_graph(run: Callable[[], torch.Tensor]) -> Replayed:
     return replay
 
 
+def _plans(batch: ForwardBatch) -> list[Batch]:
+    """The plan of a decode step, and that of layers without the window where some have one."""
+    return [*batch.attention, *(batch.full_attention or ())]
+
+
 def _is_decode(batch: ForwardBatch) -> bool:
-    num_rows = len(batch.tokens_T)
-    if len(batch.attention) != 1 or len(batch.logit_rows_L) != num_rows:
+    num_rows, num_kinds = len(batch.tokens_T), 1 + (batch.full_attention is not None)
+    plans = _plans(batch)
+    if len(plans) != num_kinds or len(batch.logit_rows_L) != num_rows:
         return False
-    return bool(batch.attention[0].rows_BC.shape == (num_rows, 1))
+    return all(plan.rows_BC.shape == (num_rows, 1) for plan in plans)
 
 
 def _padded(batch: ForwardBatch, num_rows: int, length: int) -> ForwardBatch:
     """Inputs of a recorded shape, on the device of the batch: all rows padded."""
     device = batch.tokens_T.device
     rows = torch.arange(num_rows, device=device)
-    mask = torch.zeros(num_rows, 1, 1, length, dtype=torch.bool, device=device)
-    mask[..., 0] = True
-    attention = Batch(
-        shape=batch.attention[0].shape,
-        rows_BC=rows[:, None],
-        valid_BC=None,
-        slots_BL=torch.zeros(num_rows, length, dtype=torch.int64, device=device),
-        mask_B1CL=mask,
-    )
     return ForwardBatch(
         tokens_T=torch.zeros_like(rows),
         turn_TD=torch.zeros(num_rows, *batch.turn_TD.shape[1:], device=device),
         write_slots_T=torch.zeros_like(rows),
         logit_rows_L=rows,
-        attention=[attention],
+        attention=[_padded_plan(batch.attention[0], num_rows, length)],
+        full_attention=batch.full_attention and [_padded_plan(batch.full_attention[0], num_rows, length)],
         keys=batch.keys,
         values=batch.values,
         states_TCH=None if batch.states_TCH is None else _room(batch.states_TCH, num_rows),
+    )
+
+
+def _padded_plan(plan: Batch, num_rows: int, length: int) -> Batch:
+    device = plan.slots_BL.device
+    mask = torch.zeros(num_rows, 1, 1, length, dtype=torch.bool, device=device)
+    mask[..., 0] = True
+    return Batch(
+        shape=plan.shape,
+        rows_BC=torch.arange(num_rows, device=device)[:, None],
+        valid_BC=None,
+        slots_BL=torch.zeros(num_rows, length, dtype=torch.int64, device=device),
+        mask_B1CL=mask,
     )
 
 

@@ -23,11 +23,12 @@ from firstlight.base.phases import DRAIN, READY, SERVING, PhaseReporter
 from firstlight.engine.channel import START_DEADLINE_MS, PlanReceiver, PlanSender, RequestChannel
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Drain, Failed, Profile, Ready, StartProfile, StopProfile
+from firstlight.engine.not_numbers import Inspection
 from firstlight.engine.plan import Recording, StepPlan
 from firstlight.engine.profile import Profiler, TurnTimes, obey
 from firstlight.engine.speculation.shipped import with_shipped_drafter
 from firstlight.engine.speculation.trial import in_words, memory_for, try_drafter
-from firstlight.engine.startup import COMPILED, Report, Started, self_test, start
+from firstlight.engine.startup import COMPILED, Report, Started, require_numbers, self_test, start
 from firstlight.engine.step_times import measure_step_times
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.ops.collectives import CPU, Group, Wish, join
@@ -54,7 +55,8 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
 
         core = started.core(execute, box)
         report("self-test", 0, 1, "tokens")
-        self_test(core)
+        inspection = Inspection(started.checkpoint)
+        self_test(core, inspection, report)
         report("self-test", 1, 1, "tokens")
         description = started.checkpoint.description
         times_s = measure_step_times(core, description.vocab_size)
@@ -65,6 +67,7 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
             started.report["drafter_trial"] = trial
             started.report["drafter_notes"].append(f"tried at the start: {said}")
             report("self-test", detail=said)
+        require_numbers(core, inspection, report)
         started.report["step_ms"] = {str(rows): round(1e3 * seconds, 3) for rows, seconds in times_s.items()}
         (run_dir / REPORT_FILE).write_bytes(msgspec.json.encode(started.report))
         give_back_heap()
@@ -73,7 +76,7 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
         channel.send(
             Ready(started.section.max_model_len, description.vocab_size, started.report), START_DEADLINE_MS
         )
-        _serve(core, channel, profiler, report)
+        _serve(core, channel, profiler, report, _Watch(core, inspection, channel, config.server.drain_s))
         plans.close()
         group.leave()
     except FirstlightError as error:
@@ -126,7 +129,7 @@ def _start(
         lambda arrived: report("rendezvous", arrived, group.size, "ranks"),
     )
     report("rendezvous", group.size, group.size, "ranks")
-    section, note = with_shipped_drafter(section, checkpoint.path)
+    section, note = with_shipped_drafter(section, checkpoint)
     started = start(checkpoint, config.model.dtype, section, group, report)
     if note is not None:
         started.report["drafter_notes"] = [note, *started.report.get("drafter_notes", ())]
@@ -140,8 +143,41 @@ def _library(section: EngineSection, report: Report) -> ctypes.CDLL:
     return open_library(lambda done, total: report("compile", done, total, "files", COMPILED))
 
 
-def _serve(core: EngineCore, channel: RequestChannel, profiler: Profiler, report: Report) -> None:
-    """The loop of a serving engine; returns after a drain."""
+class _Watch:
+    """Over logits that are not numbers, while the engine serves.
+
+    The first ones have the weights looked at in a thread. Where a weight is to blame nothing new is taken,
+    and what runs has `drain_s` seconds to end, as when the server is stopped.
+    """
+
+    def __init__(
+        self, core: EngineCore, inspection: Inspection, channel: RequestChannel, drain_s: float
+    ) -> None:
+        self._core, self._inspection, self._channel = core, inspection, channel
+        self._drain_s = drain_s
+
+    def until(self, drain_until_s: float | None, num_not_numbers: int) -> float | None:
+        """When the engine ends at the latest, after a step; None: it does not."""
+        if num_not_numbers:
+            self._inspection.begin(self._channel.wake)
+        fault = self._inspection.fault
+        if fault is None or self._core.closed is not None:
+            return drain_until_s
+        self._core.closed = str(fault)
+        own_s = time.monotonic() + self._drain_s
+        return own_s if drain_until_s is None else min(own_s, drain_until_s)
+
+    def raise_fault(self) -> None:
+        """Once all has ended: the error about the weights, if that is why."""
+        if self._core.closed is not None and self._inspection.fault is not None:
+            raise self._inspection.fault
+
+
+def _serve(
+    core: EngineCore, channel: RequestChannel, profiler: Profiler, report: Report, watch: _Watch
+) -> None:
+    """The loop of a serving engine; returns after a drain. Raises `ModelFileError` for weights that are not
+    numbers, when what ran has ended."""
     drain_until_s: float | None = None
     report(SERVING, unit="steps")
     while True:
@@ -159,7 +195,9 @@ def _serve(core: EngineCore, channel: RequestChannel, profiler: Profiler, report
         if outputs is not None:
             channel.send(outputs)
         _offer(channel, profiler.end_turn())
+        drain_until_s = watch.until(drain_until_s, 0 if outputs is None else outputs.stats.num_not_numbers)
         if drain_until_s is not None and not core.has_work:
+            watch.raise_fault()
             return
 
 

@@ -22,6 +22,8 @@ FINISH_LENGTH = "length"  # max_tokens or the model's length
 FINISH_ABORT = "abort"  # the client asked or went away
 FINISH_REJECTED = "rejected"  # never ran: `error` says why
 FINISH_ERROR = "error"  # the engine failed while it ran: `error` says how
+# How `error` begins where a sequence ended alone: the fault is in its own numbers, or in the weights.
+NOT_NUMBERS = "the model's logits are not numbers"
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -98,6 +100,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     step_tokens: int = 0
     step_sequences: int = 0
     drafts: DraftCounts | None = None  # where there is a drafter
+    num_not_numbers: int = 0  # sequences that ended because their logits were none
 
 
 class StepOutputs(msgspec.Struct, tag="step"):

@@ -19,10 +19,15 @@ from firstlight.engine.kv import KVPool
 from firstlight.engine.plan import StepPlan
 from firstlight.models.batch import ForwardBatch
 from firstlight.models.decoder import Decoder
-from firstlight.ops.contract import AttentionShape, StepRows
+from firstlight.ops.contract import AttentionShape, Backend, StepRows
 from firstlight.ops.cpu.library import Op, Pool, Step, address
 from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.cpu.tape import NativeTape
+
+
+def full_plan(rows: StepRows, shape: AttentionShape, ops: Backend) -> Any:
+    """The plan for layers without the window; None where no layer has one, or all have."""
+    return None if shape.full is None else ops.plan_attention(rows, shape.full)
 
 
 class Replay(Protocol):
@@ -107,7 +112,8 @@ class RecordedReplay:
         if self._batch is None:
             assert self._rows is not None, "no step has run"
             attention = self._ops.plan_attention(self._rows, self._shape)
-            self._batch = self._arrays.batch(attention, self._pool)
+            full = full_plan(self._rows, self._shape, self._ops)
+            self._batch = self._arrays.batch(attention, full, self._pool)
         return self._batch
 
     def _record(self, max_rows: int, num_pairs: int) -> NativeTape:
@@ -160,7 +166,7 @@ class StepArrays:
             step.branches = address(self._branches)
             step.branch_width = 0 if self._branches is None else self._branches.shape[1]
 
-    def batch(self, attention: Any, pool: KVPool) -> ForwardBatch:
+    def batch(self, attention: Any, full_attention: Any, pool: KVPool) -> ForwardBatch:
         """The step that was filled in last, over the same memory."""
         num_rows, num_logits = self.step.num_rows, self.step.num_logits
         return ForwardBatch(
@@ -169,6 +175,7 @@ class StepArrays:
             write_slots_T=torch.from_numpy(self._slots[:num_rows]),
             logit_rows_L=torch.from_numpy(self._logit_rows[:num_logits]),
             attention=attention,
+            full_attention=full_attention,
             keys=pool.keys,
             values=pool.values,
         )

@@ -6,7 +6,13 @@ the ends are those of as many steps of one token each.
 
 from __future__ import annotations
 
-from firstlight.engine.messages import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, SequenceOutput
+from firstlight.engine.messages import (
+    FINISH_ERROR,
+    FINISH_LENGTH,
+    FINISH_STOP,
+    NOT_NUMBERS,
+    SequenceOutput,
+)
 from firstlight.engine.request import NO_TOKEN, Sequence
 
 
@@ -20,7 +26,7 @@ def extend(sequence: Sequence, run: list[int]) -> SequenceOutput:
     for place, token in enumerate(run):
         if token == NO_TOKEN:
             output.token_ids = run[:place]
-            output.finish_reason, output.error = FINISH_ERROR, "the model's logits are not numbers"
+            output.finish_reason, output.error = FINISH_ERROR, NOT_NUMBERS
             break
         tokens.append(token)
         if sequence.output_counts is not None:

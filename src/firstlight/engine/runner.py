@@ -18,7 +18,7 @@ import torch
 from firstlight.engine.kv import KVPool
 from firstlight.engine.own_rows import own_rows
 from firstlight.engine.plan import StepPlan
-from firstlight.engine.replay import RecordedReplay, Replay
+from firstlight.engine.replay import RecordedReplay, Replay, full_plan
 from firstlight.engine.tree import lay_out
 from firstlight.models.batch import ForwardBatch
 from firstlight.models.decoder import Decoder
@@ -99,6 +99,7 @@ class ModelRunner:
             write_slots_T=torch.from_numpy(rows.write_slots_T).to(device),
             logit_rows_L=torch.from_numpy(logit_rows).to(device),
             attention=self._ops.plan_attention(rows, self._shape),
+            full_attention=full_plan(rows, self._shape, self._ops),
             keys=self._pool.keys,
             values=self._pool.values,
             states_TCH=self._room(len(plan.tokens)),

@@ -69,7 +69,7 @@ class Scheduler:
         else:
             reason = rejection(submit, self._section, len(self._waiting))
         if reason is not None:
-            self._finish_unrun(submit.request_id, FINISH_REJECTED, reason)
+            self.finish_unrun(submit.request_id, FINISH_REJECTED, reason)
             return
         sequence = Sequence(submit, next(self._arrivals), self._end_ids, self._section.max_model_len)
         self._by_id[sequence.request_id] = sequence
@@ -85,7 +85,7 @@ class Scheduler:
         else:
             self._running.remove(sequence)
             self._give_up(sequence)
-        self._finish_unrun(request_id, FINISH_ABORT, None)
+        self.finish_unrun(request_id, FINISH_ABORT, None)
 
     def abort_all(self) -> None:
         for request_id in list(self._by_id):
@@ -143,6 +143,7 @@ class Scheduler:
                 output.logprobs = logprobs[index][: len(output.token_ids)] or None
             ended = ended or output.finish_reason is not None
         if ended:
+            self._stats.num_not_numbers += sum(output.error is not None for output in outputs)
             self._retire(s for s, o in zip(self._sampled, outputs, strict=True) if o.finish_reason)
         self._stats.num_steps += 1
         self._stats.step_tokens = plan.num_tokens
@@ -292,5 +293,5 @@ class Scheduler:
         self._free_slots.append(sequence.slot)
         sequence.slot = NO_SLOT
 
-    def _finish_unrun(self, request_id: str, reason: str, error: str | None) -> None:
+    def finish_unrun(self, request_id: str, reason: str, error: str | None) -> None:
         self._finished.append(SequenceOutput(request_id, [], finish_reason=reason, error=error))

@@ -20,7 +20,8 @@ from firstlight.base.errors import EngineError, UnsupportedError
 from firstlight.engine.assemble import load_weights, make_runner
 from firstlight.engine.core import EngineCore, Execute
 from firstlight.engine.kv import KVPool, token_row_bytes
-from firstlight.engine.messages import Submit
+from firstlight.engine.messages import NOT_NUMBERS, Submit
+from firstlight.engine.not_numbers import SOUND, WIDER, Inspection
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.runner import ModelRunner
 from firstlight.engine.scheduler import Scheduler
@@ -32,6 +33,7 @@ from firstlight.facts.checkpoint import Checkpoint
 from firstlight.facts.machine import inspect_machine
 from firstlight.loading.fit import require_fit
 from firstlight.loading.reader import LoadReport
+from firstlight.loading.ties import settle_ties
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.attention import attention_shape
 from firstlight.models.registry import find
@@ -96,6 +98,7 @@ def start(
     """
     started_s = time.monotonic()
     require_fit(checkpoint, section)
+    checkpoint = settle_ties(checkpoint)
     drafting = _read_drafting(section, checkpoint, report) if group.rank == 0 else None
     report("device")
     num_threads = _set_threads(section, group)
@@ -135,8 +138,11 @@ def start(
     )
 
 
-def self_test(core: EngineCore) -> None:
-    """Makes one token through scheduler, model and sampler. Raises `EngineError` if none comes."""
+def self_test(core: EngineCore, inspection: Inspection, report: Report) -> None:
+    """Makes one token through scheduler, model and sampler.
+
+    Raises `EngineError` if none comes, and `ModelFileError` where the weights are to blame.
+    """
     core.handle(Submit("self-test", [0, 1], SamplingParams(temperature=0.0, max_tokens=1, seed=0)))
     for _ in range(4):
         outputs = core.step()
@@ -145,10 +151,23 @@ def self_test(core: EngineCore) -> None:
             core.scheduler.forget()
             return
         if finished:
+            require_numbers(core, inspection, report)
             raise EngineError(
                 f"the self-test failed: {finished[0].error or finished[0].finish_reason}", REPORT_BUG
             )
     raise EngineError("the self-test gave no token in 4 steps", REPORT_BUG)
+
+
+def require_numbers(core: EngineCore, inspection: Inspection, report: Report) -> None:
+    """Before an engine serves: where logits were not numbers, the weights are looked at.
+
+    Raises the `ModelFileError` that names the tensor, or an `EngineError` where all weights are sound.
+    """
+    if not core.scheduler.stats().num_not_numbers:
+        return
+    detail = f"{NOT_NUMBERS}: looking for the weight"
+    inspection.look(lambda done, total: report("self-test", done, total, "tensors", detail))
+    raise EngineError(f"the self-test failed: {NOT_NUMBERS}, though {SOUND}", WIDER)
 
 
 def pick_backend(

@@ -25,7 +25,7 @@ class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+    original_max_position: int = 8192  # before the scaling; not of "factors"
     factors: tuple[float, ...] = ()
     beta_fast: float = 32.0  # yarn: pairs that turn so often within the original positions are kept
     beta_slow: float = 1.0  # and those that turn less often than this are stretched
@@ -81,7 +81,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     head_size: int
     intermediate_size: int
     vocab_size: int
-    max_position: int
+    max_position: int  # with what a scaling adds
     norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling = RopeScaling()
@@ -96,6 +96,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     latent: LatentAttention | None = None
     experts: Experts | None = None
     sliding_window: int | None = None  # a token sees itself and the window-1 before it
+    full_layers: tuple[int, ...] = ()  # layers that see everything in spite of it
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 

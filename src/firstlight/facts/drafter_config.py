@@ -79,7 +79,9 @@ def describe_drafter(config: Mapping[str, Any], where: str, target: ModelDescrip
         # Its layer is a dense one, whatever the target's configuration that it was copied from says.
         flat |= {"model_type": "deepseek_v3", "n_routed_experts": None}
     flat.setdefault("max_position_embeddings", target.max_position)
-    flat.pop("auto_map", None)  # names the publisher's code, which is not run
+    # Code of the publisher, which is not run; and windows, that often are the target's and its layers'.
+    for name in ("auto_map", "layer_types", "sliding_window"):
+        flat.pop(name, None)
     layer = describe_hf(flat, {}, where)
     if layer.num_layers != 1:
         raise UnsupportedError(

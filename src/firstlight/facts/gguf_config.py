@@ -15,6 +15,7 @@ from firstlight.base.errors import UnsupportedError
 from firstlight.facts.description import ModelDescription, RopeScaling, require_consistent
 from firstlight.facts.fields import MAX_LAYERS, Fields
 from firstlight.facts.gguf_header import GgufFile
+from firstlight.facts.hf_rope import longest
 from firstlight.facts.remedies import OTHER_MODEL
 
 _FLOAT32 = struct.Struct("<f")
@@ -34,7 +35,28 @@ _NEUTRAL_VALUES: dict[str, object] = {
     "logit_scale": 1.0,
     "use_parallel_residual": False,
     "rope.scaling.attn_factor": 1.0,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.shared_kv_layers": 0,
+    "attention.temperature_scale": 0.0,
+    "router_logit_softcapping": None,
+    "swiglu_clamp_exp": None,
+    "swiglu_clamp_shexp": None,
+    "activation_sparsity_scale": None,
+    "full_attention_interval": None,
 }
+# Every other key of these two groups is refused, whatever it may mean. The last ones are of no matter: a norm
+# that these architectures do not have, a remark, what only another key or yarn reads.
+_KNOWN_GROUPS = ("attention.", "rope.")
+_KNOWN = frozenset(
+    ("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length")
+    + ("attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.dimension_count")
+    + ("rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor")
+    + ("rope.scaling.original_context_length",)
+    + ("attention.layer_norm_epsilon", "rope.scaling.finetuned", "attention.temperature_length")
+    + tuple(f"rope.scaling.yarn_{name}" for name in ("attn_factor", "beta_fast", "beta_slow"))
+    + ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_log_multiplier")
+)
 _SAMPLING_KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -61,14 +83,17 @@ def describe_gguf(
     fields = Fields(file.metadata, file.path)
     _refuse_unknown_arithmetic(fields, architecture)
     sizes = _sizes(fields, architecture, file)
+    stated = fields.integer(f"{architecture}.context_length")
     head_size, theta = sizes["head_size"], _plain(fields.number(f"{architecture}.rope.freq_base", 10000.0))
+    scaling = _rope_scaling(fields, architecture, rope_factors, head_size, theta)
     window = fields.integer(f"{architecture}.attention.sliding_window", 0, minimum=0, maximum=1 << 40)
     description = ModelDescription(
         architecture="mistral" if architecture == "llama" and window else architecture,
         **sizes,
         norm_eps=_plain(fields.number(f"{architecture}.attention.layer_norm_rms_epsilon")),
         rope_theta=theta,
-        rope_scaling=_rope_scaling(fields, architecture, rope_factors, head_size, theta),
+        max_position=longest(scaling, stated),
+        rope_scaling=scaling,
         tie_embeddings="lm_head.weight" not in tensor_names,
         attention_bias="model.layers.0.self_attn.q_proj.bias" in tensor_names,
         output_bias="model.layers.0.self_attn.o_proj.bias" in tensor_names,
@@ -92,6 +117,10 @@ def generation_defaults(file: GgufFile) -> dict[str, float | int]:
 
 
 def _refuse_unknown_arithmetic(fields: Fields, architecture: str) -> None:
+    groups = tuple(f"{architecture}.{group}" for group in _KNOWN_GROUPS)
+    for key in filter(lambda key: key.startswith(groups), fields.values):
+        if key.partition(".")[2] not in _KNOWN | _NEUTRAL_VALUES.keys():
+            raise UnsupportedError(f"{fields.where}: {key} is not supported.", OTHER_MODEL)
     for suffix, neutral in _NEUTRAL_VALUES.items():
         key = f"{architecture}.{suffix}"
         value = fields.values.get(key)
@@ -127,7 +156,6 @@ def _sizes(fields: Fields, architecture: str, file: GgufFile) -> dict[str, Any]:
         "head_size": head_size,
         "intermediate_size": fields.integer(prefix + "feed_forward_length"),
         "vocab_size": vocab_size or fields.integer(prefix + "vocab_size"),
-        "max_position": fields.integer(prefix + "context_length"),
     }
 
 
@@ -150,7 +178,12 @@ def _rope_scaling(
         )
     linear = kind == "linear" and factor != 1.0
     if not factors or all(value == 1.0 for value in factors):
-        return RopeScaling(kind="linear", factor=factor) if linear else RopeScaling()
+        original = fields.integer(
+            f"{architecture}.rope.scaling.original_context_length",
+            fields.integer(f"{architecture}.context_length"),
+        )
+        linear_scaling = RopeScaling(kind="linear", factor=factor, original_max_position=original)
+        return linear_scaling if linear else RopeScaling()
     if linear:
         raise UnsupportedError(
             f"{fields.where}: linear rope scaling together with rope_freqs.weight is not supported.",

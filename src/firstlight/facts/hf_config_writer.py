@@ -11,6 +11,7 @@ from typing import Any
 from firstlight.base.errors import UnsupportedError
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.hf_experts_writer import expert_fields, yarn_fields
+from firstlight.facts.hf_rope import stated_positions
 
 _SERVE_IT = "Serve the GGUF file itself: firstlight needs no conversion."
 _CLASSES = {
@@ -48,7 +49,7 @@ def hf_config(description: ModelDescription, dtype: str, pad_token_id: int | Non
         "head_dim": description.head_size,
         "intermediate_size": description.intermediate_size,
         "vocab_size": description.vocab_size,
-        "max_position_embeddings": description.max_position,
+        "max_position_embeddings": stated_positions(description.rope_scaling, description.max_position),
         "rms_norm_eps": description.norm_eps,
         "rope_theta": description.rope_theta,
         "rope_scaling": _rope_scaling(description),
@@ -66,6 +67,11 @@ def hf_config(description: ModelDescription, dtype: str, pad_token_id: int | Non
         config |= {"attention_bias": description.attention_bias, "mlp_bias": description.mlp_bias}
     if description.architecture in ("mistral", "mixtral"):
         config["sliding_window"] = description.sliding_window
+    if description.full_layers:
+        config["layer_types"] = [
+            "full_attention" if layer in description.full_layers else "sliding_attention"
+            for layer in range(description.num_layers)
+        ]
     if description.architecture in ("qwen3", "qwen3_moe"):
         config["attention_bias"] = description.attention_bias
     if description.architecture in ("qwen2", "qwen3", "qwen3_moe"):

@@ -40,7 +40,9 @@ def deepseek_experts(fields: Fields, num_layers: int) -> Experts | None:
     if method not in (("greedy", "group_limited_greedy") if is_v2 else ("noaux_tc",)):
         raise UnsupportedError(f"{fields.where}: topk_method {method!r} is not supported.", OTHER_MODEL)
     inner = fields.integer("moe_intermediate_size")
-    scoring = fields.string("scoring_func", "softmax" if is_v2 else "sigmoid")
+    _require(fields, "scoring_func", "softmax" if is_v2 else "sigmoid")  # else is never read
+    if is_v2:
+        _require(fields, "norm_topk_prob", False)  # transformers and DeepSeek's code do not agree
     num_groups = 1 if method == "greedy" else fields.integer("n_group", 1)
     num_dense = fields.integer("first_k_dense_replace", 0, minimum=0)
     return Experts(
@@ -49,12 +51,12 @@ def deepseek_experts(fields: Fields, num_layers: int) -> Experts | None:
         inner_size=inner,
         shared_size=inner * fields.integer("n_shared_experts", 0, minimum=0),
         dense_layers=tuple(range(min(num_dense, num_layers))),
-        scoring=_scoring(fields, scoring),
+        scoring="softmax" if is_v2 else "sigmoid",
         has_bias=not is_v2,
         num_groups=num_groups,
         num_chosen_groups=1 if num_groups == 1 else fields.integer("topk_group"),
         num_group_scores=1 if is_v2 or num_groups == 1 else 2,
-        normalises=fields.boolean("norm_topk_prob", not is_v2),
+        normalises=not is_v2 and fields.boolean("norm_topk_prob", True),
         scale=fields.number("routed_scaling_factor", 1.0 if is_v2 else 2.5),
     )
 
@@ -88,6 +90,10 @@ def minimax_experts(fields: Fields, num_layers: int) -> Experts:
     _require(fields, "use_routing_bias", True)
     _require(fields, "qk_norm_type", "per_layer")
     _require(fields, "use_qk_norm", True)
+    if any(kind != 1 for kind in fields.values.get("attn_type_list") or ()):
+        raise UnsupportedError(
+            f"{fields.where}: attn_type_list with other than 1 is not supported.", OTHER_MODEL
+        )
     return Experts(
         num=fields.integer("num_local_experts", 256),
         num_chosen=fields.integer("num_experts_per_tok", 8),

@@ -10,13 +10,18 @@ from collections.abc import Mapping
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.description import RopeScaling
-from firstlight.facts.fields import Fields
+from firstlight.facts.fields import MAX_SIZE, Fields
 from firstlight.facts.remedies import CHECK_CONFIG, OTHER_MODEL
+
+_ORIGINAL = "original_max_position_embeddings"
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """The rope section: `rope_parameters` (new), or `rope_scaling` (old); empty when neither is there."""
-    name = "rope_parameters" if fields.values.get("rope_parameters") is not None else "rope_scaling"
+    """The rope section: `rope_parameters` (new), or `rope_scaling` (old); empty when neither is there.
+
+    Of both, transformers takes the old one.
+    """
+    name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
     section = fields.mapping(name)
     if any(isinstance(value, Mapping) for value in section.values()):
         raise UnsupportedError(
@@ -31,7 +36,8 @@ def rope_scaling(rope: Fields, fields: Fields) -> RopeScaling:
     if kind in ("default", "none"):
         return RopeScaling()
     if kind == "linear":
-        return RopeScaling(kind="linear", factor=rope.number("factor"))
+        original = _original_positions(rope, fields)
+        return RopeScaling(kind="linear", factor=rope.number("factor"), original_max_position=original)
     if kind == "llama3":
         return _llama3(rope, fields)
     if kind == "yarn":
@@ -39,6 +45,22 @@ def rope_scaling(rope: Fields, fields: Fields) -> RopeScaling:
     raise UnsupportedError(
         f"{rope.where}: rope_type {kind!r} is not supported.", "Supported: default, linear, llama3, yarn."
     )
+
+
+def longest(scaling: RopeScaling, stated: int) -> int:
+    """How many positions a model has whose file states so many: a scaling stretches the original ones.
+
+    Files state either the original number (Qwen's recipe for yarn, linear scaling) or the stretched one
+    (DeepSeek, Kimi). Llama 3's files always state the stretched one.
+    """
+    if scaling.kind not in ("linear", "yarn"):
+        return stated
+    return max(stated, round(min(scaling.original_max_position * scaling.factor, MAX_SIZE)))
+
+
+def stated_positions(scaling: RopeScaling, max_position: int) -> int:
+    """What a config.json states of so many positions: beside a linear scaling those before it."""
+    return round(max_position / scaling.factor) if scaling.kind == "linear" else max_position
 
 
 def yarn_score_factor(rope: Fields, scaling: RopeScaling) -> float:
@@ -81,7 +103,9 @@ def _yarn(rope: Fields, fields: Fields) -> RopeScaling:
 
 
 def _original_positions(rope: Fields, fields: Fields) -> int:
-    return rope.integer("original_max_position_embeddings", fields.integer("max_position_embeddings"))
+    """Where it stands beside the section, as in Phi-3's files, transformers takes that."""
+    stated = fields.integer("max_position_embeddings")
+    return fields.integer(_ORIGINAL, rope.integer(_ORIGINAL, stated))
 
 
 def yarn_scale(factor: float, mscale: float) -> float:

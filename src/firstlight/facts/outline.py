@@ -29,6 +29,7 @@ from firstlight.facts.tensor_groups import HeaderRow, NamedTensor, TensorGroup, 
 from firstlight.facts.weight_schemes import read_scheme
 
 _FOLDER = "built_in"
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,9 @@ def _folder(path: Path) -> Outline:
     skipped: list[int] = []
     entries = _entries(shards, description, skipped, is_wrapped=is_wrapped)
     groups = tuple(group_tensors(entries))
-    notes = (_skipped(len(skipped), sum(skipped)),) if skipped else ()
+    notes: tuple[str, ...] = (_skipped(len(skipped), sum(skipped)),) if skipped else ()
+    if description.tie_embeddings and any(HEAD in read_safetensors_header(shard) for shard in shards):
+        notes += (f"{HEAD} is there beside tie_word_embeddings: true; it is loaded too if it differs",)
     if not groups:
         raise ModelFileError(f"{path}: its safetensors files hold no tensor.", "Download the model again.")
     return Outline(str(path), description, groups, len(shards), notes)

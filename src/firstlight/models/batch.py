@@ -29,6 +29,8 @@ class OwnRows:
 class ForwardBatch:
     """`attention` is the backend's plan; `keys[l]` and `values[l]` are the pool of layer l, [slots, K, R].
 
+    `full_attention`: that of layers which see everything, where a model mixes them with windowed ones.
+
     With latent attention they are the same tensor; then `own` is there for prompts that may be expanded.
     """
 
@@ -39,5 +41,6 @@ class ForwardBatch:
     attention: Any
     keys: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
+    full_attention: Any = None
     states_TCH: torch.Tensor | None = None  # float32: where the captured states of a step go
     own: OwnRows | None = None

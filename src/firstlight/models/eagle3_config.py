@@ -13,6 +13,7 @@ from firstlight.base.errors import UnsupportedError
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.drafter_config import LAYER_IDS, DrafterFile
 from firstlight.facts.hf_experts_writer import latent_fields, yarn_fields
+from firstlight.facts.hf_rope import stated_positions
 from firstlight.models.eagle3 import DrafterConfig
 
 _LAYER = "midlayer."
@@ -48,7 +49,7 @@ def raw_config(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
         "intermediate_size": c.intermediate_size,
         "vocab_size": c.vocab_size,
         "draft_vocab_size": c.draft_vocab_size,
-        "max_position_embeddings": c.max_position,
+        "max_position_embeddings": stated_positions(c.rope_scaling, c.max_position),
         "rms_norm_eps": c.norm_eps,
         "rope_theta": c.rope_theta,
         "rope_scaling": _rope(c),

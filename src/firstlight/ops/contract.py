@@ -90,6 +90,8 @@ class StepRows:
 class AttentionShape:
     """What is the same for every layer of a model. `window` is None or the sliding window in tokens.
 
+    `full`: the shape of those layers that see everything, where a model mixes them with windowed ones.
+
     Latent attention: a value is the first `value_size` of its key, and the pool has no tensors of values.
     `expanded` is then its plain form, with a key and a value for each head.
     """
@@ -101,6 +103,7 @@ class AttentionShape:
     score_scale: float | None = None  # None: head_size ** -0.5
     value_size: int | None = None  # None: head_size
     expanded: AttentionShape | None = None
+    full: AttentionShape | None = None
 
     @property
     def is_latent(self) -> bool:
@@ -198,6 +201,7 @@ class Backend(Protocol):
 
 
 Collective = Callable[[torch.Tensor], torch.Tensor]
+Norms = tuple[torch.Tensor | None, ...]  # weights for q and for k
 
 
 @dataclass(frozen=True)
@@ -288,8 +292,6 @@ class Tape(Protocol):
         """Adds a share to the residual stream; `reduce` sums it over several ranks."""
         ...
 
-    def attend(
-        self, qkv: torch.Tensor, layer: int, norms: tuple[torch.Tensor | None, ...], eps: float
-    ) -> Any:
-        """Norms (if any) and turns q and k, writes k and v to the pool, attends."""
+    def attend(self, qkv: torch.Tensor, layer: int, norms: Norms, eps: float, *, windowed: bool) -> Any:
+        """Norms (if any) and turns q and k, writes k and v to the pool, attends, to all or `windowed`."""
         ...

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from firstlight.base.errors import RequestError, as_sentence
-from firstlight.engine.messages import FINISH_REJECTED, SequenceOutput
+from firstlight.engine.messages import FINISH_REJECTED, NOT_NUMBERS, SequenceOutput
 
 log = logging.getLogger(__name__)
 QUEUE_RETRY_S = 1.0
@@ -78,6 +78,14 @@ def engine_error(output: SequenceOutput) -> RequestError:
                 retry_after_s=QUEUE_RETRY_S,
             )
         return RequestError(f"The engine refused the request: {reason}", code="rejected")
+    if reason.startswith(NOT_NUMBERS):
+        return RequestError(
+            f"This request could not be answered: {as_sentence(reason)} Others are not touched; the same "
+            "prompt will fail again.",
+            code="logits_not_numbers",
+            status=500,
+            kind="server_error",
+        )
     return RequestError(
         f"The engine failed while it worked on this request: {as_sentence(reason)} /health says more.",
         code="engine_failed",

@@ -27,6 +27,11 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], *, trust_remote_code
 
     `trust_remote_code`: where there is neither, the folder's own code is run.
     """
+    if config.get("split_special_tokens") is True:
+        raise UnsupportedError(
+            f"{folder / 'tokenizer_config.json'}: split_special_tokens = true is not supported.",
+            "Set it to false: with it, no template can write a special token.",
+        )
     path = folder / "tokenizer.json"
     if path.is_file():
         return _read_json(path)

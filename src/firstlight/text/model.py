@@ -21,7 +21,7 @@ from firstlight.text.gguf_tokenizer import build_tokenizer
 from firstlight.text.guard import ControlTokenGuard, RenderedChat
 from firstlight.text.template import ChatTemplate, TemplateFault
 from firstlight.text.tool_declarations import sorted_keys, typescript
-from firstlight.text.vocabulary import Vocabulary
+from firstlight.text.vocabulary import Vocabulary, take_whole
 
 # What a client's chat_template_kwargs may not set: they have fields of their own.
 RESERVED_VARIABLES = ("messages", "tools", "tools_ts_str", "documents") + (
@@ -36,7 +36,7 @@ class TextModel:
     def __init__(
         self, tokenizer: Tokenizer, special_tokens: Mapping[str, str], template: str | None, where: str
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer = take_whole(tokenizer)
         self._special_tokens = dict(special_tokens)
         self._template = ChatTemplate(template, where) if template is not None else None
         self._vocabulary = Vocabulary(tokenizer, where)

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.text.tiktoken_ranks import tokenizer_of_ranks
+from firstlight.text.vocabulary import take_whole
 
 _OTHERWISE = "Use a copy of the model that has a tokenizer.json."
 _PROBES = (
@@ -49,6 +50,7 @@ def run_tokenizer_code(folder: Path) -> Tokenizer:
             "one of tiktoken.",
             _OTHERWISE,
         )
+    take_whole(tokenizer)
     if [tokenizer.encode(text, add_special_tokens=False).ids for text in _PROBES] != expected:
         raise UnsupportedError(
             f"{folder}: its own code does more with a text than what can be taken over from it.", _OTHERWISE

@@ -1,9 +1,9 @@
 """Bytes and specials of single tokens, as the tokenizer's own decoder sees them.
 
-Used by `text.detokenizer` for streams and by `text.model` for log-probabilities. Two families of decoders:
-"bytes" (byte-level BPE: every token is a run of bytes) and "pieces" (SentencePiece: words with U+2581 for a
-space, and single bytes as <0x..>). Invariant: in the family "bytes", the text of a sequence is the lossy
-UTF-8 decoding of its tokens' bytes, joined.
+Used by `text.detokenizer` for streams and by `text.model` for log-probabilities, and there on every tokenizer
+`take_whole`. Two families of decoders: "bytes" (byte-level BPE: every token is a run of bytes) and "pieces"
+(SentencePiece: words with U+2581 for a space, and single bytes as <0x..>). Invariant: in the family "bytes",
+the text of a sequence is the lossy UTF-8 decoding of its tokens' bytes, joined.
 """
 
 from __future__ import annotations
@@ -29,6 +29,20 @@ def byte_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = byte_alphabet()
+_AT_RANDOM = ("dropout", "alpha", "nbest_size")  # of BPE, and of Unigram
+
+
+def take_whole(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer, which cuts, fills up and varies no text: these are settings of somebody's training.
+
+    A tokenizer.json may hold a `truncation`, a `padding`, and models that split at random.
+    """
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    for name in _AT_RANDOM:
+        if getattr(tokenizer.model, name, None) is not None:
+            setattr(tokenizer.model, name, None)
+    return tokenizer
 
 
 class Vocabulary:

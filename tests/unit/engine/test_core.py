@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,10 +11,13 @@ from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Abort, Drain, SequenceOutput, Submit
+from firstlight.engine.not_numbers import Inspection
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.scheduler import Scheduler
-from firstlight.engine.startup import self_test
+from firstlight.engine.startup import quiet, self_test
+from firstlight.facts.checkpoint import open_checkpoint
+from support.checkpoints import random_weights, tiny_description, write_hf_folder
 
 VOCABULARY = 16
 END = 15
@@ -128,15 +133,21 @@ def test_stats_count_the_step() -> None:
     assert stats.step_s > 0
 
 
-def test_the_self_test_leaves_nothing_behind() -> None:
+def inspection(folder: Path) -> Inspection:
+    """Of a sound model."""
+    description = tiny_description()
+    return Inspection(open_checkpoint(write_hf_folder(folder, description, random_weights(description))))
+
+
+def test_the_self_test_leaves_nothing_behind(tmp_path: Path) -> None:
     core = make_core()
-    self_test(core)
+    self_test(core, inspection(tmp_path / "m"), quiet)
     assert not core.has_work
     assert core.scheduler.prefix.num_available == 32
 
 
-def test_the_self_test_fails_on_a_broken_model() -> None:
+def test_the_self_test_fails_on_a_broken_model(tmp_path: Path) -> None:
     section = EngineSection(max_num_seqs=4, max_batched_tokens=8, max_model_len=32, page_size_tokens=4)
     core = EngineCore(Scheduler(section, 33, []), lambda plan: torch.full((1, VOCABULARY), torch.nan))
     with pytest.raises(EngineError, match="self-test failed: the model's logits are not numbers"):
-        self_test(core)
+        self_test(core, inspection(tmp_path / "m"), quiet)

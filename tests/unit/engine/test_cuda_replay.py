@@ -18,9 +18,9 @@ from support.engines import Harness, submit
 PROMPTS = {f"r{i}": [(7 * i + 3 * j) % 60 + 1 for j in range(5 + 9 * i)] for i in range(5)}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    description = tiny_description("mistral", sliding_window=24)
+@pytest.fixture(scope="module", params=[(), (1,)], ids=["windows", "a full layer"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    description = tiny_description("mistral", sliding_window=24, full_layers=request.param)
     return write_hf_folder(tmp_path_factory.mktemp("model"), description, random_weights(description))
 
 

@@ -22,6 +22,7 @@ MODELS: dict[str, ModelDescription] = {
     "tied": tiny_description("qwen3", tie_embeddings=True),  # with norms of q and k
     "biases": tiny_description("qwen2"),
     "window": tiny_description("mistral", sliding_window=20),
+    "window in a layer": tiny_description("mistral", sliding_window=20, full_layers=(0,)),
     "experts": description_of("qwen3_moe"),
     "latents": description_of("kimi_k2"),
     "a part of each head turns": description_of("minimax_m2"),

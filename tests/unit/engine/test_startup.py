@@ -15,7 +15,8 @@ from firstlight.base.errors import (
     UnsupportedError,
     UsageError,
 )
-from firstlight.engine.startup import Started, self_test, start
+from firstlight.engine.not_numbers import Inspection
+from firstlight.engine.startup import Started, quiet, self_test, start
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.ops.collectives import Group
 from support.checkpoints import mixed_formats, random_weights, tiny_description, write_gguf, write_hf_folder
@@ -79,7 +80,7 @@ def test_more_tokens_fit_where_keys_and_values_are_smaller(path: Path, dtype: st
         assert [total for phase, _, total, _ in reports if phase == "kv"][-1] == size
         page_bytes = size // started.num_pages
         assert 2**25 - page_bytes < size - page_bytes <= 2**25
-        self_test(started.core(started.runner.run))
+        self_test(started.core(started.runner.run), Inspection(started.checkpoint), quiet)
     assert tokens["float16"] == tokens["bfloat16"]
     # Heads of 16: 32 bytes, or 16 with a tail of 8.
     assert tokens["int8"] == pytest.approx(tokens["float16"] * 32 / 24, abs=16)
@@ -118,4 +119,4 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 
 def test_the_shortest_length_passes_the_self_test(path: Path) -> None:
     started, _ = run(path, max_model_len=MIN_MODEL_LEN)
-    self_test(started.core(started.runner.run))
+    self_test(started.core(started.runner.run), Inspection(started.checkpoint), quiet)

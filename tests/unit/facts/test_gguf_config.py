@@ -96,9 +96,18 @@ def test_linear_scaling(tmp_path: Path) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(4.0)
 
-    assert described(tmp_path, edit).rope_scaling == RopeScaling(kind="linear", factor=4.0)
+    stretched, stated = described(tmp_path, edit), described(tmp_path, lambda _: None).max_position
+    assert stretched.rope_scaling == RopeScaling(kind="linear", factor=4.0, original_max_position=stated)
+    assert stretched.max_position == 4 * stated
     old = described(tmp_path, lambda writer: writer.add_float32("llama.rope.scale_linear", 2.0))
-    assert old.rope_scaling == RopeScaling(kind="linear", factor=2.0)
+    assert old.rope_scaling == RopeScaling(kind="linear", factor=2.0, original_max_position=stated)
+    assert old.max_position == 2 * stated
+
+    def raised(writer: gguf.GGUFWriter) -> None:
+        edit(writer)
+        writer.add_rope_scaling_orig_ctx_len(stated // 4)
+
+    assert described(tmp_path, raised).max_position == stated
 
 
 def test_a_scaling_of_none_wins_over_a_factor(tmp_path: Path) -> None:

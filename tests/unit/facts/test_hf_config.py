@@ -14,6 +14,7 @@ from firstlight.facts.description import ModelDescription, RopeScaling
 from firstlight.facts.hf_config import describe_hf
 from firstlight.facts.hf_config_writer import hf_config, hf_generation_config
 from support.checkpoints import ARCHITECTURES, tiny_description
+from support.experts import SOFTMAX, description_of
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -46,8 +47,14 @@ def test_old_and_new_rope_fields_mean_the_same() -> None:
         (None, RopeScaling()),
         ({}, RopeScaling()),
         ({"rope_type": "default", "rope_theta": 10000.0}, RopeScaling()),
-        ({"type": "linear", "factor": 2.0}, RopeScaling(kind="linear", factor=2.0)),
-        ({"rope_type": "linear", "factor": 2}, RopeScaling(kind="linear", factor=2.0)),
+        (
+            {"type": "linear", "factor": 2.0},
+            RopeScaling(kind="linear", factor=2.0, original_max_position=256),
+        ),
+        (
+            {"rope_type": "linear", "factor": 2},
+            RopeScaling(kind="linear", factor=2.0, original_max_position=256),
+        ),
         (
             {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.5},
             RopeScaling(kind="yarn", factor=8.0, original_max_position=32, turn_factor=1.5),
@@ -67,6 +74,40 @@ def test_old_and_new_rope_fields_mean_the_same() -> None:
 def test_rope_scaling(section: Any, scaling: RopeScaling) -> None:
     assert described(rope_scaling=section).rope_scaling == scaling
     assert described(rope_scaling=None, rope_parameters=section).rope_scaling == scaling
+
+
+QWEN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("stated", "section", "longest"),
+    [
+        (32768, None, 32768),
+        (32768, QWEN, 131072),  # Qwen's recipe, the rest of config.json as it was
+        (40960, QWEN, 131072),  # Qwen3's, which has room for an answer
+        (131072, QWEN, 131072),  # already raised
+        (32768, {"rope_type": "yarn", "factor": 4.0}, 131072),
+        (131072, {"rope_type": "yarn", "original_max_position_embeddings": 32768}, 131072),
+        (
+            163840,
+            {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
+            163840,
+        ),  # DeepSeek
+        (4096, {"type": "linear", "factor": 4.0}, 16384),
+        (16384, {"type": "linear", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),
+        (131072, LLAMA3, 131072),
+    ],
+)
+def test_a_scaling_stretches_the_original_positions_once(stated: int, section: Any, longest: int) -> None:
+    changes = {"max_position_embeddings": stated, "rope_scaling": section}
+    description = described(**changes)
+    assert description.max_position == longest
+    assert describe_hf(hf_config(description, "float32"), {}) == description
+
+
+def test_the_original_positions_may_stand_beside_the_section() -> None:
+    scaling = described(original_max_position_embeddings=64, rope_scaling={"type": "yarn", "factor": 4.0})
+    assert scaling.rope_scaling.original_max_position == 64
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope"])
@@ -89,7 +130,8 @@ def test_incomplete_rope_scaling() -> None:
     [
         ("mistral", {"sliding_window": 4096}, 4096),
         ("mistral", {"sliding_window": None}, None),
-        ("llama", {"sliding_window": 4096}, None),
+        ("llama", {"sliding_window": 4096, "use_sliding_window": False}, None),
+        ("mistral", {"sliding_window": 4096, "use_sliding_window": False}, 4096),  # knows no switch
         ("qwen2", {"use_sliding_window": False, "sliding_window": 4096}, None),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}, 16),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 28}, None),
@@ -118,9 +160,51 @@ def test_mistral_without_the_field_has_the_window_of_its_class() -> None:
     assert (description.sliding_window, description.num_kv_heads) == (4096, 8)
 
 
-def test_windows_in_some_layers_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="1 of 2 layers"):
-        described("qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=1)
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "full_layers"),
+    [
+        ("mistral", {"sliding_window": 16}, ()),
+        ("mistral", {"sliding_window": 16, "layer_types": [SLIDING, FULL]}, (1,)),
+        ("mistral", {"sliding_window": 16, "layer_types": [SLIDING, "attention"]}, (1,)),  # the old name
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, (0,)),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 16, "layer_types": [FULL, SLIDING]}, (0,)),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, ()),
+    ],
+)
+def test_the_layers_that_have_the_window(
+    architecture: str, fields: dict[str, Any], full_layers: tuple[int, ...]
+) -> None:
+    original = description_of(architecture) if architecture == "qwen3_moe" else tiny_description(architecture)
+    description = describe_hf(hf_config(original, "float32") | fields, {})
+    assert (description.sliding_window, description.full_layers) == (16, full_layers)
+    assert describe_hf(hf_config(description, "float32"), {}).full_layers == full_layers
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "error", "match"),
+    [
+        ("llama", {"sliding_window": 16}, UnsupportedError, "sliding_window = 16"),
+        (
+            "llama",
+            {"layer_types": [FULL, SLIDING]},
+            ModelFileError,
+            "layer_types asks for a window in 1 of 2",
+        ),
+        ("qwen2", {"layer_types": [FULL, SLIDING]}, ModelFileError, "use_sliding_window"),
+        ("mistral", {"layer_types": [FULL]}, ModelFileError, "layer_types must be a list of 2"),
+        ("mistral", {"layer_types": [FULL, "chunked_attention"]}, UnsupportedError, "'chunked_attention'"),
+        ("mixtral", {"sliding_window": 16, "layer_types": [FULL, SLIDING]}, UnsupportedError, "layer_types"),
+    ],
+)
+def test_a_window_that_no_layer_could_have_is_refused(
+    architecture: str, fields: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    original = tiny_description(architecture, experts=SOFTMAX if architecture == "mixtral" else None)
+    with pytest.raises(error, match=match):
+        describe_hf(hf_config(original, "float32") | fields, {})
 
 
 def test_defaults_of_the_families() -> None:
@@ -183,11 +267,20 @@ def test_end_tokens_of_both_files() -> None:
     description = describe_hf(config(eos_token_id=2), {"eos_token_id": [5, 2]})
     assert description.eos_token_ids == (5, 2)
     assert describe_hf(config(eos_token_id=None), {}).eos_token_ids == ()
+    silent = config()
+    del silent["eos_token_id"]
+    assert describe_hf(silent, {}).eos_token_ids == (2,)  # as its class has it
+    assert describe_hf(silent, {"eos_token_id": 5}).eos_token_ids == (5,)
 
 
 scalings = st.one_of(
     st.just(RopeScaling()),
-    st.builds(RopeScaling, kind=st.just("linear"), factor=st.floats(1, 64)),
+    st.builds(
+        RopeScaling,
+        kind=st.just("linear"),
+        factor=st.floats(1, 64),
+        original_max_position=st.integers(1, 4096),
+    ),
     st.builds(
         RopeScaling,
         kind=st.just("llama3"),
@@ -211,6 +304,8 @@ def test_a_description_survives_its_own_config(
     architecture: str, scaling: RopeScaling, tied: bool, window: int | None, bias: bool, eos: tuple[int, ...]
 ) -> None:
     changes: dict[str, Any] = {"rope_scaling": scaling, "tie_embeddings": tied, "eos_token_ids": eos}
+    if scaling.kind == "linear":
+        changes["max_position"] = round(scaling.original_max_position * scaling.factor)
     if architecture in ("llama", "qwen3"):
         changes |= {"attention_bias": bias, "output_bias": bias}
     if architecture != "llama":

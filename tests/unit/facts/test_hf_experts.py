@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.description import Experts, LatentAttention
 from firstlight.facts.hf_config import describe_hf
 from firstlight.facts.hf_config_writer import hf_config
+from firstlight.facts.outline import open_outline
 from support.experts import description_of
 
 # What the files of Kimi-K2.5 say of its language model.
@@ -29,6 +32,38 @@ KIMI: dict[str, Any] = {
         "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
     },
 }  # fmt: skip
+
+
+# What config.json of MiniMax-M2 says.
+MINIMAX: dict[str, Any] = {
+    "model_type": "minimax_m2", "architectures": ["MiniMaxM2ForCausalLM"], "hidden_size": 3072,
+    "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 1536, "mlp_intermediate_size": 8192, "shared_intermediate_size": 0,
+    "shared_moe_mode": "sigmoid", "num_local_experts": 256, "num_experts_per_tok": 8,
+    "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer",
+    "rotary_dim": 64, "attn_type_list": [1] * 62, "rms_norm_eps": 1e-6, "rope_theta": 5000000,
+    "vocab_size": 200064, "max_position_embeddings": 196608, "sliding_window": None, "use_mtp": True,
+    "tie_word_embeddings": False, "num_mtp_modules": 3, "mtp_transformer_layers": 1,
+    "layernorm_full_attention_beta": 1.0,
+    "auto_map": {"AutoConfig": "configuration_minimax_m2.MiniMaxM2Config"},
+    "quantization_config": {
+        "activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+    },
+}  # fmt: skip
+
+
+def test_minimax_m2_as_published(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MINIMAX))
+    outline = open_outline(str(tmp_path))
+    assert outline.description.turned_size == 64
+    assert outline.description.experts == Experts(
+        num=256, num_chosen=8, inner_size=1536, scoring="sigmoid", has_bias=True
+    )
+    formats = {group.name: group.format for group in outline.groups}
+    assert formats["model.layers.#.self_attn.q_proj.weight"] == "F8_E4M3"
+    assert formats["lm_head.weight"] == "BF16"
 
 
 def test_kimi_k25_is_described_by_its_text_config() -> None:
@@ -65,7 +100,14 @@ def test_a_description_comes_back_from_its_configuration(architecture: str) -> N
     ("changes", "named"),
     [
         ({"topk_method": "greedy"}, "topk_method 'greedy'"),
-        ({"scoring_func": "tanh"}, "scoring_func 'tanh'"),
+        ({"scoring_func": "tanh"}, "scoring_func = tanh"),
+        ({"model_type": "deepseek_v2", "topk_method": "greedy"}, "scoring_func = sigmoid"),
+        (
+            {"model_type": "deepseek_v2", "topk_method": "greedy", "scoring_func": "softmax"},
+            "norm_topk_prob = True",
+        ),
+        ({"mlp_bias": True}, "mlp_bias = True"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"moe_layer_freq": 2}, "moe_layer_freq = 2"),
         ({"rope_interleave": False}, "rope_interleave = False"),
         ({"attention_bias": True}, "attention_bias = True"),
@@ -82,6 +124,7 @@ def test_another_arithmetic_is_refused_by_name(changes: dict[str, Any], named: s
         ({"n_group": 7}, "384 experts do not fall into 7 groups"),
         ({"n_group": 384, "topk_group": 8}, "do not fall"),  # a group of one has no two best
         ({"n_group": 96, "topk_group": 1}, "chooses 8 experts, and 4 can be chosen"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads must be num_attention_heads"),
         ({"kv_lora_rank": None}, "kv_lora_rank is missing"),
         ({"qk_rope_head_dim": 63}, "63 values of a head of 191 turn"),
     ],

@@ -111,12 +111,39 @@ def test_modelopt_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path).tensors[f"{GATE}.weight"].format == "FP4"
 
 
+@pytest.mark.parametrize(
+    "spelling", ["e4m3", "E4M3", "float8_e4m3fn", "e4m3fn", "fp8_e4m3", "F8_E4M3", "torch.float8_e4m3fn"]
+)
+def test_every_spelling_of_e4m3_is_one_value(tmp_path: Path, spelling: str) -> None:
+    """MiniMax-M2 is published with "fmt": "float8_e4m3fn", DeepSeek-V3 with "e4m3"."""
+    tensor = open_checkpoint(changed(tmp_path, "fp8 block", fmt=spelling)).tensors[f"{GATE}.weight"]
+    assert tensor.format == "FP8"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config"),
+    [
+        ("int4 group 32", {"quant_method": "compressed_tensors"}),
+        ("fp8 block", {"quant_method": "FP8"}),
+        ("awq", {"quant_method": "AWQ", "version": "GEMM"}),
+        ("gptq", {"quant_method": "GPTQ", "checkpoint_format": "GPTQ"}),
+        ("nvfp4 of modelopt", {"quant_algo": "nvfp4"}),
+    ],
+)
+def test_engines_take_names_in_any_case(tmp_path: Path, recipe: str, config: dict[str, str]) -> None:
+    assert (
+        open_checkpoint(changed(tmp_path / "a", recipe, **config)).formats
+        == open_checkpoint(changed(tmp_path / "b", recipe)).formats
+    )
+
+
 UNREADABLE = {
     "gptq of 3 bits": ("gptq", {"bits": 3}, "gptq gptq int3 group 128"),
     "marlin": ("awq", {"version": "marlin"}, "awq marlin int4 group 64"),
     "groups of 16": ("awq", {"group_size": 16}, "awq gemm int4 group 16"),
     "another method": ("awq", {"quant_method": "hqq"}, "quant_method hqq"),
     "e5m2": ("fp8 block", {"fmt": "e5m2"}, "fp8 e5m2"),
+    "e4m3 of other exponents": ("fp8 block", {"fmt": "float8_e4m3fnuz"}, "fp8 float8_e4m3fnuz"),
     "fp8 by modelopt in blocks": ("nvfp4 of modelopt", {"quant_algo": "FP8_PB_WO"}, "modelopt FP8_PB_WO"),
     "an unknown format": ("int4 group 32", {"format": "marlin-24"}, "marlin-24 int4 group 32 symmetric"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,18 @@ def refusal(checkpoint: Checkpoint, **section: int) -> UsageError:
     with pytest.raises(UsageError) as caught:
         require_fit(checkpoint, EngineSection(**section))  # type: ignore[arg-type]
     return caught.value
+
+
+def test_a_length_that_a_scaling_has_stretched_fits(tmp_path: Path) -> None:
+    """Qwen's recipe: the rest of config.json as it was."""
+    description = tiny_description("qwen2", max_position=MAX_POSITION)
+    folder = write_hf_folder(tmp_path / "m", description, random_weights(description))
+    path = folder / "config.json"
+    recipe = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": MAX_POSITION}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_scaling": recipe}))
+    stretched = open_checkpoint(folder)
+    require_fit(stretched, EngineSection(max_model_len=4 * MAX_POSITION))
+    assert f"{4 * MAX_POSITION} positions" in str(refusal(stretched, max_model_len=4 * MAX_POSITION + 1))
 
 
 def test_what_fits_is_let_through(checkpoint: Checkpoint) -> None:

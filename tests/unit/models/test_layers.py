@@ -29,7 +29,7 @@ from firstlight.ops.reference import ReferenceBackend
 from firstlight.quant.weight import Weight
 from support.checkpoints import ARCHITECTURES as DENSE
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
-from support.experts import description_of, kimi
+from support.experts import GROUPED, description_of, kimi
 from support.operators import matrix, random_values
 
 CPU = torch.device("cpu")
@@ -196,6 +196,8 @@ def described(architecture: str, **changes: Any) -> ModelDescription:
     """A tiny model of an architecture."""
     if architecture in DENSE:
         return tiny_description(architecture, **changes)
+    if architecture == "deepseek_v2":
+        changes = {"experts": replace(GROUPED, scoring="softmax", normalises=False), **changes}
     if architecture in ("deepseek_v2", "deepseek_v3"):
         return kimi(architecture=architecture, **changes)
     return description_of(architecture, **changes)

@@ -9,6 +9,7 @@ import gguf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
@@ -152,6 +153,58 @@ def test_a_folder_gives_what_transformers_gives(tmp_path: Path) -> None:
         prompt
     )  # as a raw prompt; in a chat, users cannot end a turn
     assert (ours.bos_token_id, ours.eos_token_id, ours.vocab_size) == (256, END, 259)
+
+
+TRUNCATION = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+PADDING = {
+    "strategy": {"Fixed": 40},
+    "direction": "Left",
+    "pad_to_multiple_of": None,
+    "pad_id": END,
+    "pad_type_id": 0,
+    "pad_token": "<|end|>",
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"truncation": TRUNCATION},
+        {"truncation": {**TRUNCATION, "direction": "Left"}, "padding": PADDING},
+        {"padding": {**PADDING, "strategy": "BatchLongest"}},
+        {"padding": {**PADDING, "strategy": "BatchLongest", "pad_to_multiple_of": 16}},
+    ],
+)
+def test_a_tokenizer_neither_cuts_nor_fills_up(tmp_path: Path, changes: dict[str, object]) -> None:
+    """Settings of a training, left in tokenizer.json, would make an answer to another question."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    content = json.loads(byte_tokenizer().to_str()) | changes
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    text, long, short = TextModel.load(tmp_path), "What is the capital of France?", "A"
+    assert text.encode(long) == [*long.encode()]
+    assert text.encode_batch([long, short]) == [[*long.encode()], [*short.encode()]]
+    assert text.encode(long) == PreTrainedTokenizerFast.from_pretrained(tmp_path).encode(long)
+    written = json.loads(text.tokenizer_json())
+    assert (written["truncation"], written["padding"]) == (None, None)  # what is converted, too
+    chat = TextModel(Tokenizer.from_str(json.dumps(content)), {}, TEMPLATE, "test")
+    prompt = chat.render_chat([{"role": "user", "content": "say <|end|> once"}])
+    assert len(chat.encode(prompt)) > 3 + len("say <|end|> once")  # by the guard's own copy
+
+
+def test_a_tokenizer_splits_nothing_at_random(tmp_path: Path) -> None:
+    model = models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")], dropout=0.9)
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = TextModel.load(tmp_path)
+    assert {tuple(text.encode("ab")) for _ in range(50)} == {(2,)}
+
+
+def test_split_special_tokens_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"split_special_tokens": True}))
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UnsupportedError, match="split_special_tokens = true"):
+        TextModel.load(tmp_path)
 
 
 def test_a_template_file_in_the_folder_comes_first_and_the_servers_own_before_it(tmp_path: Path) -> None:

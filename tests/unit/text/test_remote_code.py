@@ -59,6 +59,14 @@ def test_it_is_run_where_it_is_trusted(folder: Path) -> None:
     assert text.encode("Hé<|end|>") == [*"Hé".encode(), 257]
 
 
+def test_what_its_code_makes_neither_cuts_nor_fills_up(folder: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=200)
+    (folder / "own.vocabulary").write_text(tokenizer.to_str())
+    assert TextModel.load(folder, trust_remote_code=True).encode("Hello") == [*b"Hello"]
+
+
 def test_code_that_fails_says_so(folder: Path) -> None:
     (folder / "own.vocabulary").write_text("{}")
     with pytest.raises(ModelFileError, match="its own tokenizer code failed"):

@@ -13,12 +13,15 @@ from firstlight.base.draft_tree import refuse_trees
 from firstlight.base.errors import UnsupportedError
 from firstlight.engine.assemble import load_weights, make_runner
 from firstlight.engine.kv import KVPool, token_row_bytes
+from firstlight.engine.not_numbers import Inspection
+from firstlight.engine.plan import StepPlan
 from firstlight.engine.speculation.draft_model import DraftModelDrafter
 from firstlight.engine.speculation.host import Extra, Host
 from firstlight.engine.speculation.places import Places
 from firstlight.engine.speculation.shape import Shape
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.facts.memory import kv_bytes_per_token
+from firstlight.loading.ties import settle_ties
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.attention import attention_shape
 from firstlight.models.registry import find
@@ -30,6 +33,7 @@ from firstlight.ops.selection import TorchSelection
 from firstlight.text.model import TextModel
 
 _PROBES = ("The quick brown fox, 12345 times.\n\n", "    def f(x):\n\treturn x", "Größe, naïve, 数, 🙂")
+_ONE_TOKEN = StepPlan(0, [0], [0], [1], [0], [0], [(0, 0, [1])])
 _SAME_TOKENIZER = "Use a draft model of the same family, with the target's own tokenizer."
 
 
@@ -47,7 +51,7 @@ class DraftModelDrafting:
     @classmethod
     def read(cls, path: Path, target: Checkpoint) -> DraftModelDrafting:
         """Opens it for a target. Raises the checkpoint's errors, and `UnsupportedError` for other tokens."""
-        checkpoint = open_checkpoint(path)
+        checkpoint = settle_ties(open_checkpoint(path))
         require_same_tokens(TextModel.load(path), TextModel.load(target.path), path)
         return cls(checkpoint, target)
 
@@ -65,7 +69,8 @@ class DraftModelDrafting:
         return Extra(kv_bytes_per_token(description, rows, shape.num_kv_heads), weight_bytes)
 
     def make(self, host: Host) -> DraftModelDrafter:
-        """Loads it over the numbers of the target's pages."""
+        """Loads it over the numbers of the target's pages. Raises `ModelFileError` for weights that are no
+        numbers."""
         ops, description = host.ops, self._checkpoint.description
         alone = Group()
         declare = Declaration(ops, alone)
@@ -77,6 +82,8 @@ class DraftModelDrafting:
         # Its tables name a slot for each token, so that drafts can lie anywhere.
         section = structs.replace(host.section, page_size_tokens=1, max_model_len=host.max_positions)
         runner = make_runner(decoder, ops, pool, section, alone)
+        if not bool(runner.run(_ONE_TOKEN).isfinite().all()):
+            Inspection(self._checkpoint).look()  # its drafts would never be right, and nobody would know why
         pool.zero_null_page(host.section.page_size_tokens)
         places = Places(host.num_slots, host.shape.num_expanded, host.section.page_size_tokens)
         selection = NativeSelection(ops.pool) if isinstance(ops, NativeBackend) else TorchSelection()

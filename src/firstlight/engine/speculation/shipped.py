@@ -1,8 +1,8 @@
 """The drafter that comes with the package for the embedded model: used where nobody asked for another.
 
-Called by `engine.lead` and `LLM`. It lies in `drafters/` of the repository, and a wheel brings it along in
-the package (see setup.py). Invariant: it is used only for the very weights that it was made for, which its
-folder names; otherwise it is left out, and the reason is said.
+Called by `engine.lead`, `LLM` and benchmarks. It lies in `drafters/` of the repository, and a wheel brings it
+along in the package (see setup.py). Invariant: it is used only for the very weights that it was made for,
+which its folder names; otherwise it is left out, and the reason is said.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ from pathlib import Path
 import msgspec
 
 from firstlight.base.config import EngineSection
-from firstlight.facts.sources import DEFAULT_BYTES, DEFAULT_SHA256, default_model_path
+from firstlight.base.environment import cache_directory
+from firstlight.base.files import known_sha256
+from firstlight.facts.checkpoint import Checkpoint
+from firstlight.facts.sources import DEFAULT_BYTES, DEFAULT_FILE, DEFAULT_NAME, DEFAULT_SHA256, DEFAULT_SHAPE
 
 NAME = "smollm2-135m-instruct-eagle3"
+DIGESTS = "digests"  # of the cache folder: what files of the embedded model's size are
+_OTHER_BYTES = (
+    f"this has the shape of {DEFAULT_NAME} and other bytes than {DEFAULT_FILE}, which it was made for"
+)
 TARGET = "target.json"  # which weights it was made for, written by `firstlight drafter export`
 
 
@@ -25,13 +32,20 @@ class MadeFor(msgspec.Struct, frozen=True):
     weights_sha256: str
 
 
-def with_shipped_drafter(section: EngineSection, model: str) -> tuple[EngineSection, str | None]:
-    """The section with the drafter of the embedded model, and what is to be said; as it was for others."""
-    if section.drafter is not None or section.device != "cpu" or not _is_default(Path(model)):
+def with_shipped_drafter(section: EngineSection, checkpoint: Checkpoint) -> tuple[EngineSection, str | None]:
+    """The section with the drafter of the embedded model, and what is to be said; as it was for others.
+
+    The embedded model is known by its bytes, wherever they lie and whatever their file is called.
+    """
+    if section.drafter is not None or section.device != "cpu":
         return section, None
     folder = find()
     if folder is None:
         return section, None
+    other = _why_not_embedded(checkpoint)
+    if other is not None:
+        looks_alike = bool(other) or _shape(checkpoint) == DEFAULT_SHAPE
+        return section, _not_used(other or _OTHER_BYTES, folder) if looks_alike else None
     wrong = _why_not(folder)
     if wrong is not None:
         return section, f"the drafter that comes with the package is not used: {wrong}"
@@ -46,16 +60,30 @@ def find() -> Path | None:
 
 
 def served_sha256() -> str:
-    """Of the embedded model's weights, as `drafter.target` counts: over the digests of all files.
-
-    The file was checked when it was fetched, and so is not read again.
-    """
+    """Of the embedded model's weights, as `drafter.target` counts: over the digests of all files."""
     return hashlib.sha256(DEFAULT_SHA256.encode()).hexdigest()
 
 
-def _is_default(path: Path) -> bool:
-    default = default_model_path()
-    return path == default and default.is_file() and default.stat().st_size == DEFAULT_BYTES
+def _why_not_embedded(checkpoint: Checkpoint) -> str | None:
+    """None for the embedded model; empty where nothing suggests that it could be; else the reason."""
+    path = Path(checkpoint.path)
+    try:
+        if not path.is_file() or path.stat().st_size != DEFAULT_BYTES:
+            return ""
+        digest = known_sha256(path, cache_directory() / DIGESTS)
+    except OSError as error:
+        return f"it cannot be told whether this is {DEFAULT_NAME}: {error.strerror or error}"
+    return None if digest == DEFAULT_SHA256 else _OTHER_BYTES
+
+
+def _shape(checkpoint: Checkpoint) -> tuple[int, int, int]:
+    d = checkpoint.description
+    return d.num_layers, d.hidden_size, d.vocab_size
+
+
+def _not_used(reason: str, folder: Path) -> str:
+    said = f"the drafter that comes with the package is not used: {reason}"
+    return f"{said}; --drafter {folder} uses it all the same"
 
 
 def _why_not(folder: Path) -> str | None:

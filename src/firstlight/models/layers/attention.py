@@ -7,6 +7,7 @@ Shapes: T tokens, H hidden, N query heads and K KV heads of this rank, D head si
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,9 +33,10 @@ def attention_shape(description: ModelDescription, rank: int, size: int) -> Atte
     group = description.num_heads // description.num_kv_heads
     start, stop = split_evenly(description.num_kv_heads, 1, rank, size)
     num_kv_heads = stop - start
-    return AttentionShape(
+    shape = AttentionShape(
         num_kv_heads * group, num_kv_heads, description.head_size, description.sliding_window
     )
+    return replace(shape, full=replace(shape, window=None)) if description.full_layers else shape
 
 
 def latent_shape(
@@ -53,6 +55,7 @@ class Attention:
     def __init__(self, declare: Declaration, description: ModelDescription, prefix: str, layer: int) -> None:
         self._ops, self._group, self._layer = declare.ops, declare.group, layer
         self._name = f"layers.{layer}.attention"
+        self._has_window = layer not in description.full_layers
         self._eps = description.norm_eps
         size = self._size = description.head_size
         self._num_turned = description.turned_size
@@ -111,7 +114,8 @@ class Attention:
         keys, values = batch.keys[self._layer], batch.values[self._layer]
         keys.index_copy_(0, batch.write_slots_T, pack(turned[:, self._num_heads :], keys.dtype))
         values.index_copy_(0, batch.write_slots_T, pack(qkv[:, num_turned:], values.dtype))
-        return self._ops.attend(turned[:, : self._num_heads], keys, values, batch.attention)
+        plan = batch.attention if self._has_window else batch.full_attention
+        return self._ops.attend(turned[:, : self._num_heads], keys, values, plan)
 
     def _turn(self, x_TND: torch.Tensor, turn_TD: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
         if self._num_turned == self._size:
@@ -126,7 +130,7 @@ class Attention:
             return
         qkv = tape.product(self._qkv.operators, x, self._qkv.bias, "qkv")
         norms = tuple(norm.values if norm is not None else None for norm in (self._q_norm, self._k_norm))
-        attended = tape.attend(qkv, self._layer, norms, self._eps)
+        attended = tape.attend(qkv, self._layer, norms, self._eps, windowed=self._has_window)
         bias = self._out_bias.values if self._out_bias is not None else None
         reduce = partial(self._group.all_reduce, self._name) if self._group.size > 1 else None
         tape.add_product(self._out.operators, attended, bias, reduce)

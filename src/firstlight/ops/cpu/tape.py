@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from firstlight.base.blackbox.layout import NUMBER_BITS
-from firstlight.ops.contract import AttentionShape, Collective, LatentRows
+from firstlight.ops.contract import AttentionShape, Collective, LatentRows, Norms
 from firstlight.ops.cpu.expert_layer import NativeExpertLayer, Room
 from firstlight.ops.cpu.latent import latent_ops
 from firstlight.ops.cpu.library import (
@@ -187,9 +187,9 @@ class NativeTape:
         return Activation(op, recorded.attended.shape[1], 3, 4, "attended", floats=recorded.attended)
 
     def attend(
-        self, qkv: torch.Tensor, layer: int, norms: tuple[torch.Tensor | None, ...], eps: float
+        self, qkv: torch.Tensor, layer: int, norms: Norms, eps: float, *, windowed: bool
     ) -> Activation:
-        shape = self._shape
+        shape = self._shape if windowed else self._shape.full or self._shape
         keys, values = address(self._keys[layer]), address(self._values[layer])
         places = (address(qkv), keys, values, *(address(norm) for norm in norms))
         kv_dtype = self._keys[layer].dtype

@@ -6,17 +6,19 @@ cut, pages evicted, sequences preempted, and pages written while nobody drafted.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from firstlight.base.config import EngineSection
-from firstlight.base.errors import UnsupportedError
+from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.engine.messages import Submit
 from firstlight.engine.speculation.make import read_drafting
 from firstlight.facts.checkpoint import open_checkpoint
 from support.checkpoints import random_weights, write_hf_folder
+from support.damaged import change_tensor
 from support.engines import Harness, Result, submit
 from support.serving import write_chat_model
 
@@ -132,3 +134,10 @@ def test_a_model_with_other_tokens_is_refused(model: Path, other: Path, tmp_path
     with pytest.raises(UnsupportedError, match="other tokens than the target") as raised:
         read_drafting(EngineSection(drafter=str(tmp_path)), open_checkpoint(model))
     assert "same family" in raised.value.hint
+
+
+def test_weights_that_are_no_numbers_are_named(model: Path, dtype: str, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "drafter")
+    change_tensor(tmp_path / "drafter", "model.norm.weight", lambda values: values[0].fill_(float("nan")))
+    with pytest.raises(ModelFileError, match=r"drafter.*the tensor model\.norm\.weight holds 1 NaN"):
+        drafting(model, dtype, tmp_path / "drafter")
