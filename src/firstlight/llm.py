@@ -87,8 +87,9 @@ class LLM:
         self._on_phase = on_phase
         trusts = bool(engine.pop("trust_remote_code", False))
         path = str(resolve_model(model))
+        asked = _engine_section(engine)
         checkpoint = open_checkpoint(path)
-        section, note = with_shipped_drafter(_engine_section(engine), checkpoint)
+        section, note = with_shipped_drafter(asked, checkpoint)
         require_fit(checkpoint, section)
         self.text = TextModel.load(path, chat_template, trust_remote_code=trusts)
         with _progress("loading", "bytes", shown=self._show_progress) as bar:

@@ -155,6 +155,21 @@ FIELDS: dict[str, dict[str, Verdict]] = {
 }  # fmt: skip
 FIELDS["kimi_k2"] = FIELDS["deepseek_v3"]
 
+# Of Kimi-K2.5, beside the section about text, which is one of those above.
+OF_IMAGES = NoMatter("only text is served", 1)
+OF_WRAPPER: dict[str, Verdict] = {
+    "vision_config": NoMatter("only text is served", {"hidden_size": 1}),
+    "projection_hidden_size": OF_IMAGES,
+    "projection_layer_norm_eps": OF_IMAGES,
+    "image_token_id": OF_IMAGES,
+    "video_token_id": OF_IMAGES,
+    "vision_start_token_id": OF_IMAGES,
+    "vision_end_token_id": OF_IMAGES,
+    "tie_word_embeddings": NoMatter(
+        "the section about text says it, and the head is there and differs", True
+    ),
+}
+
 # What models' code and the code that all share read without a class declaring it.
 READ_BESIDE: dict[str, Verdict] = {
     "is_causal": Refused(False),

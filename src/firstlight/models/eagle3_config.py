@@ -13,7 +13,6 @@ from firstlight.base.errors import UnsupportedError
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.drafter_config import LAYER_IDS, DrafterFile
 from firstlight.facts.hf_experts_writer import latent_fields, yarn_fields
-from firstlight.facts.hf_rope import stated_positions
 from firstlight.models.eagle3 import DrafterConfig
 
 _LAYER = "midlayer."
@@ -49,7 +48,7 @@ def raw_config(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
         "intermediate_size": c.intermediate_size,
         "vocab_size": c.vocab_size,
         "draft_vocab_size": c.draft_vocab_size,
-        "max_position_embeddings": stated_positions(c.rope_scaling, c.max_position),
+        "max_position_embeddings": c.max_position,
         "rms_norm_eps": c.norm_eps,
         "rope_theta": c.rope_theta,
         "rope_scaling": _rope(c),
@@ -72,7 +71,11 @@ def _rope(config: DrafterConfig) -> dict[str, Any] | None:
     if scaling.kind == "yarn":
         return yarn_fields(scaling, config.head_size, config.score_scale)
     if scaling.kind == "linear":
-        return {"rope_type": "linear", "factor": scaling.factor}
+        return {
+            "rope_type": "linear",
+            "factor": scaling.factor,
+            "original_max_position_embeddings": scaling.original_max_position,
+        }
     if scaling.kind != "llama3":
         raise UnsupportedError(
             f"The rotary scaling {scaling.kind!r} has no spelling in a config.json.",

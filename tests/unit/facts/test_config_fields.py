@@ -16,6 +16,7 @@ import pytest
 from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
+    Kimi_K25Config,
     LlamaConfig,
     MiniMaxM2Config,
     MinistralConfig,
@@ -41,6 +42,7 @@ from support.config_fields import (
     FIELDS,
     NO_FIELDS,
     OF_ALL,
+    OF_WRAPPER,
     READ_BESIDE,
     Followed,
     NoMatter,
@@ -113,6 +115,15 @@ def test_every_field_that_its_code_reads_has_its_verdict(architecture: str) -> N
     package = CLASSES[architecture].__module__.rpartition(".configuration_")
     module = importlib.import_module(f"{package[0]}.modeling_{package[2]}")
     assert reads(module) - verdicts(architecture).keys() - READ_BESIDE.keys() == set()
+
+
+def test_every_field_of_the_wrapper_has_its_verdict() -> None:
+    fields = {field.name for field in dataclasses.fields(Kimi_K25Config)}
+    assert fields - {"text_config", *OF_WRAPPER, *OF_ALL} == set()
+    wrapped = {"model_type": "kimi_k25", "text_config": base("deepseek_v3")}
+    for name, verdict in OF_WRAPPER.items():
+        assert isinstance(verdict, NoMatter)
+        assert described(wrapped | {name: verdict.value}) == described(wrapped), name
 
 
 @pytest.mark.parametrize("module", SHARED_CODE, ids=lambda module: module.__name__)
