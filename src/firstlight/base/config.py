@@ -72,6 +72,7 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str | None = None
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 1024 * 1024
+    max_connections: int = 4096
     max_choices: int = 16  # `n`
     max_batch_prompts: int = 64
     max_stop: int = 16

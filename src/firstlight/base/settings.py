@@ -212,6 +212,12 @@ SERVER_SETTINGS = (
     _server("tls-key", "tls_key", "Private key (PEM) of --tls-cert."),
     _server("cors-origin", "cors_origins", "Web origin that browsers may call from; repeatable. Off."),
     _server("max-body", "max_body_bytes", "Largest request body.", minimum=1024, is_size=True),
+    _server(
+        "max-connections",
+        "max_connections",
+        "Connections at once, as far as open files allow; for one more the longest idle or half-sent goes.",
+        minimum=1,
+    ),
     _server("max-choices", "max_choices", "Largest n of a request.", minimum=1),
     _server("max-batch-prompts", "max_batch_prompts", "Prompts in one completion request.", minimum=1),
     _server("max-stop", "max_stop", "Stop strings of a request.", minimum=0),

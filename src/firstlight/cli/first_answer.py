@@ -46,6 +46,7 @@ VALUE_FLAGS = frozenset(
         "max-batched-tokens",
         "max-body",
         "max-choices",
+        "max-connections",
         "max-model-len",
         "max-num-seqs",
         "max-queue",

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from firstlight.serve.metrics import Metrics
 
 log = logging.getLogger("firstlight.access")
+_CLIENT_LEFT = 499  # as nginx calls it: nothing was answered, because nobody was there any more
 # Asked many times a minute by machines, also while the model loads; a line for each would bury the rest.
 _QUIET_PATHS = frozenset({"/health", "/health/live", "/metrics"})
 
@@ -46,6 +47,8 @@ class AccessLog:
             self._record(scope, status, is_complete, monotonic() - started_s)
 
     def _record(self, scope: Scope, status: int, is_complete: bool, took_s: float) -> None:
+        if not is_complete and status == 0:
+            status = _CLIENT_LEFT
         # The route's pattern, not the path: a scanner must not make the metrics grow.
         route = getattr(scope.get("route"), "path", "other")
         self._metrics.record_answer(route, status)

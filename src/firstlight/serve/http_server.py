@@ -26,6 +26,7 @@ from firstlight.base.phases import DRAIN, SERVING, PhaseReporter
 
 CLOSE_MARGIN_S = 2.0  # after the engine's deadline, for the last bytes to clients
 DRAIN_LOOK_S = 0.02
+HANDSHAKE_S = 10.0  # of TLS, for a client that begins one
 
 
 class OpenWork(Protocol):
@@ -124,7 +125,13 @@ class HttpServer(uvicorn.Server):
         )
         loop = asyncio.get_running_loop()
         self._public = listener.dup()  # the event loop closes the one it is given
-        server = await loop.create_server(protocol, sock=listener, ssl=self._tls, backlog=self.config.backlog)
+        server = await loop.create_server(
+            protocol,
+            sock=listener,
+            ssl=self._tls,
+            ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+            backlog=self.config.backlog,
+        )
         self.servers.append(server)
         self._report(SERVING, unit=self.serving_unit)
 

@@ -7,6 +7,7 @@ open ones finish within `drain_s`, and closes the socket for everybody.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import socket
 import ssl
@@ -27,7 +28,7 @@ from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.serve.app import make_app
 from firstlight.serve.client import EngineClient
 from firstlight.serve.control_link import ControlLink
-from firstlight.serve.http1 import Http1Protocol
+from firstlight.serve.http1 import Connections, Http1Protocol
 from firstlight.serve.http_server import HttpServer
 from firstlight.serve.logs import set_up
 from firstlight.serve.metrics import Metrics
@@ -80,7 +81,8 @@ def http_settings(app: ASGIApp, limits: ServerSection) -> uvicorn.Config:
     check_tls(limits)
     return uvicorn.Config(
         app,
-        http=Http1Protocol,
+        # uvicorn only calls it.
+        http=functools.partial(Http1Protocol, peers=Connections(limits.max_connections)),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
