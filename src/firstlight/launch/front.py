@@ -3,7 +3,7 @@
 Run by the supervisor in a thread of its own. It answers from the first moment until the api process takes
 over, and again when the engine or the api process is lost. Standard library only, as it answers before
 anything else is imported. Invariants: every answer says `Connection: close`, so that no client stays with
-it; nothing a client sends or leaves unread holds it up for long.
+it; nothing a client sends or leaves unread holds it up for long, and half a request gives way to a whole one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any
 
 from firstlight.base.bearer import REFUSAL, carries_key, key_digests
 
-_MAX_HEAD_BYTES = 16 * 1024
+_MAX_HEAD_BYTES = 64 * 1024
 _HEAD_DEADLINE_S = 10.0
+_HANDSHAKE_S = 10.0  # of TLS
 _WRITE_DEADLINE_S = 10.0
 _LINGER_S = 1.0  # how long a client may go on sending a body that nobody reads
 _MAX_CONNECTIONS = 1024
@@ -34,6 +35,8 @@ _REASONS = {
     400: "Bad Request",
     401: "Unauthorized",
     405: "Method Not Allowed",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
     503: "Service Unavailable",
 }
 # A stream of events ends when the picture has one of these.
@@ -64,7 +67,8 @@ class Front:
         self._digests: tuple[bytes, ...] = ()
         self._tls: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
-        self._num_connections = 0
+        self._connections: dict[asyncio.Task[Any], None] = {}
+        self._waiting: dict[asyncio.Task[Any], None] = {}  # for a whole request, the longest first
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="front", daemon=True)
@@ -129,7 +133,12 @@ class Front:
         if self._server is None:
             # A copy of the descriptor: closing it does not close the socket, which others accept on later.
             self._server = await asyncio.start_server(
-                self._serve, sock=listener.dup(), ssl=self._tls, limit=_MAX_HEAD_BYTES, backlog=2048
+                self._serve,
+                sock=listener.dup(),
+                ssl=self._tls,
+                ssl_handshake_timeout=_HANDSHAKE_S if self._tls else None,
+                limit=_MAX_HEAD_BYTES,
+                backlog=2048,
             )
 
     async def _pause(self) -> None:
@@ -142,22 +151,44 @@ class Front:
             server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._num_connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = None
+        self._waiting[task] = None
         try:
-            if self._num_connections <= _MAX_CONNECTIONS:
-                await self._answer(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
-            pass  # the client left, or sent what is no request
+            if len(self._connections) > _MAX_CONNECTIONS:
+                longest = next(iter(self._waiting))
+                del self._waiting[longest]
+                longest.cancel()
+            head = await self._head(reader, writer)
+            self._waiting.pop(task, None)
+            if head:
+                await self._answer(head, writer)
+            await _linger(reader, writer)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            pass  # the client left, or does not read
         except asyncio.CancelledError:
-            pass  # the front ends, and with it this task
+            pass  # the front ends and with it this task, or others need its place
         finally:
-            self._num_connections -= 1
+            self._connections.pop(task, None)
+            self._waiting.pop(task, None)
             with contextlib.suppress(OSError):
                 writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(_HEAD_DEADLINE_S):
-            head = await reader.readuntil(b"\r\n\r\n")
+    async def _head(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        """The head of a request; empty after an answer to what does not become one."""
+        try:
+            async with asyncio.timeout(_HEAD_DEADLINE_S):
+                return await reader.readuntil(b"\r\n\r\n")
+        except TimeoutError:
+            late = f"The head of the request did not come within {_HEAD_DEADLINE_S:.3g} s; send it faster."
+            await _send(writer, _error(408, late, "request_too_slow", kind="invalid_request_error"))
+        except asyncio.LimitOverrunError:
+            long = f"The headers of the request are longer than {_MAX_HEAD_BYTES} bytes; send less in them."
+            await _send(writer, _error(431, long, "headers_too_large", kind="invalid_request_error"))
+        return b""
+
+    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
         lines = head.decode("latin-1").split("\r\n")
         method, _, rest = lines[0].partition(" ")
         path = rest.rpartition(" ")[0].partition("?")[0]
@@ -170,7 +201,6 @@ class Front:
             await _send(
                 writer, response if method != "HEAD" else response.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
             )
-        await _linger(reader, writer)
 
     def _respond(self, method: str, path: str, lines: Sequence[str]) -> bytes:
         picture = self._picture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from firstlight.base.failure import Failure
+from firstlight.launch import front as front_module
 from firstlight.launch.front import Front, Picture
 from firstlight.launch.serve import restarting
 from firstlight.launch.verdict import Verdict
@@ -134,11 +136,30 @@ def test_what_is_not_http_is_refused(front: Front, listener: socket.socket, sent
 
 def test_a_head_without_end_is_cut_off(front: Front, listener: socket.socket) -> None:
     with socket.create_connection(listener.getsockname(), timeout=5) as client:
-        client.sendall(b"GET / HTTP/1.1\r\n" + b"x" * 100_000)
-        try:
-            assert client.recv(100) == b""
-        except ConnectionError:
-            return
+        client.sendall(b"GET / HTTP/1.1\r\n" + b"x" * 200_000)
+        assert client.recv(100).startswith(b"HTTP/1.1 431")
+
+
+def test_a_head_that_does_not_come_is_told_so(
+    front: Front, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_module, "_HEAD_DEADLINE_S", 0.1)
+    for sent in (b"", b"GET / HTTP/1.1\r\n"):
+        with socket.create_connection(listener.getsockname(), timeout=5) as client:
+            client.sendall(sent)
+            assert client.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_half_requests_give_way_to_whole_ones(
+    front: Front, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_module, "_MAX_CONNECTIONS", 8)
+    with contextlib.ExitStack() as opened:
+        for _ in range(40):
+            half = opened.enter_context(socket.create_connection(listener.getsockname(), timeout=5))
+            half.sendall(b"GET / HTTP/1.1\r\n")
+        assert ask(listener, "/health").status == 503
+        assert ask(listener, "/health/live").status == 200
 
 
 def test_silent_clients_hold_up_nobody(front: Front, listener: socket.socket) -> None:
