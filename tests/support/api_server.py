@@ -48,6 +48,7 @@ class ApiServer:
         text: TextModel | None = None,
         ready: bool = True,
         defaults: Mapping[str, Any] | None = None,
+        engine: EngineSection | None = None,
         **section: Any,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fl-")
@@ -55,7 +56,7 @@ class ApiServer:
         self.config = RunConfig(
             run_dir=str(run_dir),
             model=ModelSection(path="/models/tiny", served_names=(MODEL, "alias")),
-            engine=EngineSection(),
+            engine=engine or EngineSection(),
             server=ServerSection(**section),
         )
         self.metrics = Metrics()

@@ -1,7 +1,7 @@
-"""One line of log and one count for every answer.
+"""One line of log and one count for every answer, and the client's own id in both line and answer.
 
-The outermost ASGI layer, made by `serve.app`. Invariant: a line never holds a header or a body, so no key
-and no prompt reaches the log.
+The outermost ASGI layer, made by `serve.layers`. Invariant: of headers and bodies a line holds nothing but
+the request's id, so no key and no prompt reaches the log.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from time import monotonic
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from firstlight.serve.metrics import Metrics
+from firstlight.serve.request_ids import HEADER, client_id
 
 log = logging.getLogger("firstlight.access")
 _CLIENT_LEFT = 499  # as nginx calls it: nothing was answered, because nobody was there any more
@@ -31,12 +32,18 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         started_s = monotonic()
-        status, is_complete = 0, False
+        status, is_complete = _CLIENT_LEFT, False
+        request_id = client_id(scope["headers"]).encode()
 
         async def watched(message: Message) -> None:
-            nonlocal status, is_complete
+            nonlocal status, is_complete, request_id
             if message["type"] == "http.response.start":
                 status = message["status"]
+                headers = dict(message.get("headers", ()))
+                request_id = request_id or headers.get(HEADER, b"")
+                if request_id != headers.get(HEADER, b""):
+                    rest = [item for item in message["headers"] if item[0] != HEADER]
+                    message = {**message, "headers": [*rest, (HEADER, request_id)]}
             elif not message.get("more_body"):
                 is_complete = True
             await send(message)
@@ -44,17 +51,16 @@ class AccessLog:
         try:
             await self._app(scope, receive, watched)
         finally:
-            self._record(scope, status, is_complete, monotonic() - started_s)
+            self._count(scope, status, is_complete)
+            if scope["path"] not in _QUIET_PATHS:
+                end = f", id {request_id.decode('latin-1')}" if request_id else ""
+                end += "" if is_complete else ", the client left"
+                took_ms = 1000 * (monotonic() - started_s)
+                log.info("%s %s %s, %.1f ms%s", scope["method"], scope["path"], status, took_ms, end)
 
-    def _record(self, scope: Scope, status: int, is_complete: bool, took_s: float) -> None:
-        if not is_complete and status == 0:
-            status = _CLIENT_LEFT
+    def _count(self, scope: Scope, status: int, is_complete: bool) -> None:
         # The route's pattern, not the path: a scanner must not make the metrics grow.
         route = getattr(scope.get("route"), "path", "other")
         self._metrics.record_answer(route, status)
         if not is_complete:
             self._metrics.record_disconnect()
-        if scope["path"] in _QUIET_PATHS:
-            return
-        end = "" if is_complete else ", the client left"
-        log.info("%s %s %s, %.1f ms%s", scope["method"], scope["path"], status, 1000 * took_s, end)

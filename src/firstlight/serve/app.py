@@ -6,8 +6,6 @@ gives is described where it stands.
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any
@@ -35,9 +33,9 @@ from firstlight.serve.protocol import (
     TokenizeRequest,
     parse,
 )
+from firstlight.serve.request_ids import client_id, new_id
 from firstlight.serve.server import Server
 
-_CLIENT_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -83,14 +81,13 @@ def _add_generation(app: FastAPI, server: Server) -> None:
         body = parse(CompletionRequest, await read_json(request, limits.max_body_bytes))
         return exchange(CompletionAnswer(server, body, request_id), request_id, started_s)
 
-    @app.delete("/v1/requests/{request_id}", tags=["generation"], responses=gives(replies.Aborted))
+    @app.delete("/v1/requests/{request_id:path}", tags=["generation"], responses=gives(replies.Aborted))
     async def abort(request_id: str) -> Response:
-        """Abort a running request by its id or by the x-request-id it was sent with.
+        """Abort a running request by its id, or all that were sent with an x-request-id.
 
         What it has so far is its answer, with the finish reason "abort".
         """
-        candidates = [request_id, *(f"{kind}-{request_id}" for kind in ("chatcmpl", "cmpl"))]
-        if not any([server.client.cancel(candidate) for candidate in candidates]):
+        if not server.client.cancel(request_id):
             raise RequestError(
                 f"No request {request_id[:100]!r} is running; it may have ended already.",
                 param="request_id",
@@ -191,9 +188,7 @@ def _add_profile(app: FastAPI, server: Server, *, has_keys: bool) -> None:
 
 
 def _request_id(kind: str, request: Request) -> str:
-    """Our own id, or one made of the client's x-request-id, by which it can abort before it hears of ours."""
-    given = request.headers.get("x-request-id", "")
-    return f"{kind}-{given if _CLIENT_ID.fullmatch(given) else secrets.token_hex(12)}"
+    return new_id(kind, client_id(request.scope["headers"]))
 
 
 def _json(value: Any) -> Response:

@@ -36,6 +36,7 @@ from firstlight.engine.messages import (
 from firstlight.serve.draft_log import DraftLog
 from firstlight.serve.mailbox import Mailbox, OnOutput, pause_of
 from firstlight.serve.profile_order import ProfileOrder
+from firstlight.serve.request_ids import is_called
 
 log = logging.getLogger(__name__)
 LAST_WORDS_LOOKS, LAST_WORDS_LOOK_S = 20, 0.05
@@ -109,17 +110,11 @@ class EngineClient:
     def open(self, group: str, submits: Sequence[Submit], on_output: OnOutput | None = None) -> Mailbox:
         """Submits the sequences of one HTTP request. The caller must `close` the mailbox.
 
-        Raises `RequestError` when the engine does not serve or the id is in use.
+        Raises `RequestError` when the engine does not serve. `group`: an id that no other request has.
         """
         if not self.is_serving:
             raise self.unavailable()
-        if group in self._groups:
-            raise RequestError(
-                f"A request with the id {group!r} is running; choose another x-request-id.",
-                param="x-request-id",
-                code="duplicate_request_id",
-                status=409,
-            )
+        assert group not in self._groups, "ids are made unique"
         box = Mailbox(self, group, submits, on_output)
         self._groups[group] = [submit.request_id for submit in submits]
         for submit in submits:
@@ -131,9 +126,11 @@ class EngineClient:
         """What lies at least between two chunks of one answer: see `mailbox.pause_of`."""
         return pause_of(len(self._boxes))
 
-    def cancel(self, group: str) -> bool:
-        """Aborts an HTTP request by its id; its sequences end with the reason "abort". False if none runs."""
-        open_ids = [id_ for id_ in self._groups.get(group, ()) if id_ in self._boxes]
+    def cancel(self, name: str) -> bool:
+        """Aborts an HTTP request by its id, or all with this x-request-id; their sequences end with the
+        reason "abort". False if none runs."""
+        meant = [ids for group, ids in self._groups.items() if is_called(group, name)]
+        open_ids = [id_ for ids in meant for id_ in ids if id_ in self._boxes]
         if open_ids:
             self._send(Abort(open_ids))
         return bool(open_ids)

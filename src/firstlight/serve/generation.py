@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from firstlight.base.errors import RequestError
 from firstlight.engine.messages import (
     FINISH_ABORT,
     FINISH_ERROR,
@@ -60,6 +61,7 @@ class Generation:
 
     async def __aenter__(self) -> Self:
         job = self._job
+        self._require_room()
         submits = [
             Submit(
                 f"{job.request_id}-{index}",
@@ -80,6 +82,17 @@ class Generation:
         for choice in self.choices:
             if not choice.is_finished:
                 self._server.metrics.record_end(FINISH_ABORT, self._job.arrived_s)
+
+    def _require_room(self) -> None:
+        """Refuses what could not wait in an empty queue, so that nobody is told to try again for ever."""
+        most, count = self._server.config.engine.max_queue, len(self.choices)
+        if count > most:
+            raise RequestError(
+                f"The request asks for {count} answers ({len(self._job.prompts)} prompts, n "
+                f"{self._job.num_answers}); this server's queue takes at most {most} (--max-queue). "
+                "Send several requests.",
+                param="n" if self._job.num_answers > 1 else "prompt",
+            )
 
     @property
     def is_finished(self) -> bool:

@@ -35,7 +35,9 @@ class CompletionAnswer:
         self._server = server
         self._request = request
         self._head = Head(request_id, server.check_model(request.model))
-        self._max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        self._max_tokens = request.max_tokens
+        if self._max_tokens is None:  # fewer where the model's length ends before, and as many as must be
+            self._max_tokens = max(DEFAULT_MAX_TOKENS, request.min_tokens)
         if request.echo and request.logprobs is not None:
             raise RequestError(
                 "echo with logprobs asks for log-probabilities of the prompt, which are not supported yet; "
@@ -59,7 +61,7 @@ class CompletionAnswer:
         """Generates and writes the answer."""
         request = self._request
         prompts = await completion_prompts(self._server, request.prompt, request.add_special_tokens)
-        check_length(self._server, prompts, self._max_tokens, "prompt")
+        check_length(self._server, prompts, request.max_tokens, "prompt")
         if request.echo:
             self._echoes = self._prompt_texts(prompts)
         job = self._head.job(request, prompts, self._params, after_text=True)

@@ -16,6 +16,7 @@ from firstlight.serve.server import Server
 
 INLINE_CHARS = 4096  # a shorter text is tokenised in less time than a thread takes to begin
 HEAD_CHARS_PER_TOKEN = 16  # more than texts have, so that only hopeless ones are cut
+_TOO_LONG = "context_length_exceeded"
 _threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
 
@@ -102,20 +103,29 @@ def check_length(
     if not longest:
         raise RequestError("The prompt has no tokens; send some text.", param=param)
     if longest >= limit:
-        raise RequestError(
-            f"The prompt has {longest} tokens, but this model takes at most {limit} tokens for prompt and "
-            "answer together. Shorten the prompt.",
-            param=param,
-            code="context_length_exceeded",
-        )
+        raise _too_long(limit, f"your {param} resulted in {longest} tokens", param)
     if max_tokens is not None and longest + max_tokens > limit:
+        asked = f"{longest} in the {param}, {max_tokens} in the completion"
         raise RequestError(
-            f"The prompt has {longest} tokens and {limit_param} asks for {max_tokens} more, together "
-            f"{longest + max_tokens}, but this model takes at most {limit}. Lower {limit_param} to "
-            f"{limit - longest} or shorten the prompt.",
+            f"{_maximum(limit)} However, you requested {longest + max_tokens} tokens ({asked}). Please "
+            f"reduce the length of the {param} or completion: lower {limit_param} to {limit - longest}.",
             param=limit_param,
-            code="context_length_exceeded",
+            code=_TOO_LONG,
         )
+
+
+def _maximum(limit: int) -> str:
+    """In OpenAI's words, which clients look for."""
+    return f"This model's maximum context length is {limit} tokens."
+
+
+def _too_long(limit: int, result: str, param: str) -> RequestError:
+    return RequestError(
+        f"{_maximum(limit)} However, {result}. Please reduce the length of the {param}: prompt and answer "
+        "together have to fit.",
+        param=param,
+        code=_TOO_LONG,
+    )
 
 
 def _encode(server: Server, text: str, add_special_tokens: bool, param: str) -> list[int]:
@@ -125,11 +135,10 @@ def _encode(server: Server, text: str, add_special_tokens: bool, param: str) -> 
     if len(text) > head_chars:
         at_least = len(server.text.encode(text[:head_chars], add_special_tokens=add_special_tokens))
         if at_least > limit + limit // 8:  # the cut itself may make a few tokens more
-            raise RequestError(
-                f"The prompt has far more than {at_least} tokens ({len(text)} characters), but this model "
-                f"takes at most {limit} tokens for prompt and answer together. Shorten the prompt.",
-                param=param,
-                code="context_length_exceeded",
+            raise _too_long(
+                limit,
+                f"your {param} resulted in far more than {at_least} tokens, as it has {len(text)} characters",
+                param,
             )
     return server.text.encode(text, add_special_tokens=add_special_tokens)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from firstlight.base.config import EngineSection
 from firstlight.engine.messages import Abort, Drain, Failed, Ready, Submit
 from firstlight.serve.http_server import CLOSE_MARGIN_S
 from support.api_server import ApiServer, wait_until
@@ -171,12 +173,57 @@ def test_a_request_is_aborted_by_the_clients_own_id() -> None:
     with ApiServer(held) as server, server.http() as http:
         call = Call(server, {}, {"x-request-id": "mine-1"})
         server.engine.wait_for(Submit)
-        twice = http.post(CHAT, json={"messages": USER}, headers={"x-request-id": "mine-1"})
-        assert error_of(twice, 409)["code"] == "duplicate_request_id"
+        twice = Call(server, {}, {"x-request-id": "mine-1"})
+        other = Call(server, {}, {"x-request-id": "mine-10"})
+        server.engine.wait_for(Submit, 3)
         assert http.delete("/v1/requests/mine-1").status_code == 200
-        answer = call.done().json()
-        assert answer["id"] == "chatcmpl-mine-1"
-        assert answer["choices"][0]["finish_reason"] == "abort"
+        answers = [one.done() for one in (call, twice)]
+        assert [answer.headers["x-request-id"] for answer in answers] == ["mine-1", "mine-1"]
+        ids = {answer.json()["id"] for answer in answers}
+        assert len(ids) == 2
+        assert all(id_.startswith("chatcmpl-mine-1-") for id_ in ids)
+        assert {answer.json()["choices"][0]["finish_reason"] for answer in answers} == {"abort"}
+        assert http.delete("/v1/requests/mine-10").status_code == 200
+        assert other.done().json()["choices"][0]["finish_reason"] == "abort"
+
+
+@pytest.mark.parametrize("given", ["Root=1-5f84c7a1-ab/c", "x" * 128, "4bf92f35-77b3-4da6-a3ce-929d0e0e4736"])
+def test_a_clients_id_is_in_every_answer(given: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "firstlight.access")
+    with ApiServer() as server, server.http() as http:
+        for method, path in (("POST", CHAT), ("GET", "/v1/models"), ("GET", "/nowhere")):
+            assert (
+                http.request(method, path, headers={"x-request-id": given}).headers["x-request-id"] == given
+            )
+    assert caplog.text.count(f"id {given}") == 3
+
+
+@pytest.mark.parametrize("given", ["x" * 129, "a b", 'say "hi"', "é", ""])
+def test_an_id_that_could_do_harm_is_not_kept(given: str) -> None:
+    with ApiServer() as server, server.http() as http:
+        answer = http.post(CHAT, json={"messages": USER}, headers={"x-request-id": given.encode()})
+        assert answer.headers["x-request-id"] == answer.json()["id"]
+
+
+def test_who_left_before_an_answer_is_counted_as_499(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "firstlight.access")
+    with ApiServer(held) as server:
+        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as raw:
+            body = json.dumps({"messages": USER}).encode()
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            raw.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            server.engine.wait_for(Submit)
+        wait_until(lambda: b'status="499"' in server.metrics.scrape(), "over")
+        assert b'status="0"' not in server.metrics.scrape()
+    assert f"POST {CHAT} 499, " in caplog.text
+
+
+def test_what_can_never_fit_the_queue_is_not_told_to_try_again() -> None:
+    with ApiServer(engine=EngineSection(max_queue=8)) as server, server.http() as http:
+        error = error_of(http.post("/v1/completions", json={"prompt": ["a", "b", "c"], "n": 3}), 400)
+        assert "9 answers (3 prompts, n 3)" in error["message"]
+        assert "at most 8 (--max-queue)" in error["message"]
+        assert http.post("/v1/completions", json={"prompt": ["a", "b"], "n": 4}).is_success
 
 
 # --- time ---
