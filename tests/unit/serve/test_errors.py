@@ -241,7 +241,7 @@ def test_a_hopelessly_long_prompt_is_refused_by_its_beginning(http: httpx.Client
     # Below that, a text is judged by its tokens: these have nine characters each.
     assert http.post(COMPLETIONS, json={"prompt": "<|start|>" * 200}).status_code == 200
     error = expect_error(http.post(COMPLETIONS, json={"prompt": "<|start|>" * 300}), 400)
-    assert "has 300 tokens" in error["message"]
+    assert "resulted in 300 tokens" in error["message"]
 
 
 def test_what_is_not_http_is_answered_in_json(server: ApiServer) -> None:
