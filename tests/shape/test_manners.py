@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 from collections.abc import Iterator
 
@@ -14,7 +15,9 @@ from shape.source import REPOSITORY, Module, modules
 ENVIRONMENT_FILE = "src/firstlight/base/environment.py"
 MAX_VARIABLES = 5
 SERVICE_MANAGER = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
+SYSTEM = {"HOME", "LOGNAME", "USER", "LNAME", "USERNAME", "TMPDIR", "TEMP", "TMP"}  # filled in for libraries
 SELF_EXPLAINING_LINES = 6
+_CLIENTS = re.compile(r"httpx\.(Async)?Client$|httpx\.(get|post|request|stream)$|urlopen$")
 # Written in pieces, so that this file does not contain what it looks for.
 FORBIDDEN = tuple(
     "".join(parts)
@@ -130,7 +133,21 @@ def test_there_are_few_environment_variables() -> None:
         for element in node.value.elts
         if isinstance(element, ast.Constant)
     ]
-    assert set(others) == SERVICE_MANAGER  # docs/decisions.md says why these do not count
+    assert set(others) == SERVICE_MANAGER | SYSTEM  # docs/decisions.md says why these do not count
+
+
+def test_clients_of_other_servers_are_made_in_one_file() -> None:
+    """Else one of them asks this machine's own server through a proxy."""
+    makers = {
+        f"{module.shown}: {ast.unparse(node.func)}"
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and _CLIENTS.search(ast.unparse(node.func))
+    }
+    assert makers == {
+        "src/firstlight/serve/outgoing.py: httpx.Client",
+        "src/firstlight/serve/upstream.py: httpx.AsyncClient",  # of the engine behind us, with trust_env off
+    }
 
 
 def test_no_file_names_this_machine_or_a_registry() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from urllib.parse import SplitResult, urlsplit
 
+from firstlight.base.environment import proxies
 from firstlight.base.errors import ResourceError, UsageError
 from firstlight.base.program import program
 
@@ -31,6 +32,18 @@ def server_address(url: str) -> SplitResult:
             "Give one such as http://127.0.0.1:8000, as `firstlight serve` prints it.",
         )
     return parts
+
+
+def proxy_error(url: str, error: Exception) -> UsageError:
+    """What to say of a proxy in the environment that cannot be used. Its address, which may hold a password,
+    is not shown."""
+    schemes = {name: scheme for name, scheme in proxies().items() if scheme not in ("http", "https")}
+    named = ", ".join(f"{name} ({scheme})" for name, scheme in (schemes or proxies()).items())
+    reason = "" if schemes else f": {error}"
+    return UsageError(
+        f"{url} is not asked: the proxy named in {named or 'the environment'} cannot be used{reason}.",
+        "Name an http:// or https:// proxy there, unset it, or put the host into NO_PROXY.",
+    )
 
 
 def no_answer(url: str, error: Exception) -> ResourceError:

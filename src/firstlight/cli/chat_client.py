@@ -14,7 +14,8 @@ from typing import Any, Self
 import httpx
 
 from firstlight.base.errors import EngineError, UsageError
-from firstlight.base.urls import no_answer, server_address
+from firstlight.base.urls import no_answer
+from firstlight.serve.outgoing import open_client
 
 _CONNECT_S = 5.0
 _BETWEEN_PIECES_S = 300.0
@@ -43,8 +44,8 @@ class ChatClient:
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(_BETWEEN_PIECES_S, connect=_CONNECT_S)
-        self._url = server_address(url).geturl().rstrip("/").removesuffix("/v1")
-        self._http = httpx.Client(base_url=self._url, headers=headers, timeout=timeout, transport=transport)
+        self._http = open_client(url, headers=headers, timeout=timeout, transport=transport)
+        self._url = str(self._http.base_url).rstrip("/")
         self._on_wait = on_wait
 
     def __enter__(self) -> Self:

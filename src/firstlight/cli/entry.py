@@ -11,12 +11,15 @@ import os
 import signal
 import sys
 
+from firstlight.base.environment import complete
+
 _INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the program and leave with its exit code."""
     _open_standard_descriptors()
+    complete()
     interrupts: list[int] = []
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is to be ignored
     if is_ours:  # noted only: an import that is broken off in the middle says so in many lines

@@ -15,9 +15,10 @@ import httpx
 import msgspec
 
 from firstlight.base.errors import EngineError, UnsupportedError
-from firstlight.base.urls import no_answer, server_address
+from firstlight.base.urls import no_answer
 from firstlight.drafter.tapped import Tapped
 from firstlight.engine.params import SamplingParams
+from firstlight.serve.outgoing import open_client
 
 TIMEOUT_S = 600.0
 MAX_ERROR_CHARS = 300
@@ -39,9 +40,8 @@ class RemoteEngine:
     layers: tuple[int, ...] = ()
 
     def __init__(self, url: str, parallel: int, transport: httpx.BaseTransport | None = None) -> None:
-        base = server_address(url).geturl().rstrip("/").removesuffix("/v1")
-        self._url, self._parallel = base, parallel
-        self._http = httpx.Client(base_url=base, timeout=TIMEOUT_S, transport=transport)
+        self._http = open_client(url, timeout=TIMEOUT_S, transport=transport)
+        self._url, self._parallel = str(self._http.base_url).rstrip("/"), parallel
         self._model = self._first_model()
 
     def answer(

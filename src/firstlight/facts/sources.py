@@ -17,8 +17,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from firstlight.base.environment import HUB_OFFLINE, cache_directory, child_environment, hub_is_offline
+from firstlight.base.environment import HUB_OFFLINE, cache_place, child_environment, hub_is_offline
 from firstlight.base.errors import ModelFileError, ResourceError
+from firstlight.base.urls import proxy_error
 
 Notify = Callable[[str], None]
 
@@ -64,7 +65,7 @@ def resolve_model(model: str | None, notify: Notify | None = None) -> Path:
 
 def default_model_path() -> Path:
     """Where the default model lies once it has been fetched."""
-    return cache_directory() / "models" / DEFAULT_PACKAGE.replace("==", "-") / DEFAULT_FILE
+    return cache_place("models", DEFAULT_PACKAGE.replace("==", "-"), DEFAULT_FILE)
 
 
 def _default_model(say: Notify) -> Path:
@@ -156,6 +157,8 @@ def _from_hub(repository: str, revision: str | None, file: str | None, say: Noti
                 local_files_only=offline,
             )
         )
+    except ImportError as error:
+        raise proxy_error("the hub", error) from error
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise _hub_error(repository, offline, error) from error
 
@@ -183,6 +186,11 @@ def _hub_error(repository: str, offline: bool, error: Exception) -> ModelFileErr
         return ResourceError(
             f"The disk became full while {repository} was fetched.",
             "Make room, or name another disk in HF_HOME.",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ResourceError(
+            f"{repository} cannot be stored in the hub's cache: {error.strerror}: {error.filename}.",
+            "Name a folder that can be written to in HF_HOME.",
         )
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
     return ModelFileError(

@@ -98,7 +98,7 @@ def _remove(run_dir: Path) -> None:
 
 def _parents() -> list[Path]:
     """Where run directories are made, the best place first."""
-    candidates = [environment.runtime_directory(), Path(tempfile.gettempdir()), Path("/tmp")]
+    candidates = [environment.runtime_directory(), *environment.temporary_directories(), Path("/tmp")]
     return list(dict.fromkeys(parent for parent in candidates if parent is not None))
 
 

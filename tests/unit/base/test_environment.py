@@ -96,3 +96,44 @@ def test_systemd_is_told_only_if_it_has_started_us(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WATCHDOG_USEC", "soon")
     with pytest.raises(UsageError, match="WATCHDOG_USEC is 'soon'"):
         environment.service_manager()
+
+
+# --- what a container leaves out ---
+
+
+def test_a_cache_that_cannot_be_written_to_is_read_and_another_place_is_written_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home, other = tmp_path / "home", tmp_path / "other"
+    (home / ".cache" / "firstlight" / "native").mkdir(parents=True)
+    there = home / ".cache" / "firstlight" / "native" / "there.so"
+    there.touch()
+    other.mkdir(mode=0o700)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(environment, "private_directory", lambda: other)
+    monkeypatch.setattr(environment, "_can_be_made", lambda folder: not folder.is_relative_to(home))
+    assert environment.cache_place("native", "there.so") == there
+    assert environment.cache_place("native", "new.so") == other / ".cache/firstlight/native/new.so"
+    monkeypatch.setenv(environment.CACHE, str(home / "named"))  # who names a place hears that it is none
+    assert environment.cache_place("new") == home / "named" / "new"
+
+
+def test_a_private_folder_is_ours_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(environment, "temporary_directories", lambda: (tmp_path,))
+    folder = environment.private_directory()
+    assert folder is not None
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert environment.private_directory() == folder
+    folder.chmod(0o777)
+    assert environment.private_directory() is None
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    assert environment.private_directory() is None
+
+
+def test_proxies_are_told_without_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", "socks5://me:secret@far:1080")
+    monkeypatch.setenv("http_proxy", "far:3128")
+    assert environment.proxies() == {"ALL_PROXY": "socks5", "http_proxy": "http"}

@@ -17,7 +17,7 @@ from firstlight.ops.cpu.pick import pick_cpu_kernels, places
 
 
 def test_without_a_compiler_stock_operators_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(library, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(library, "cache_place", tmp_path.joinpath)
     monkeypatch.setattr(build.shutil, "which", lambda _: None)
     picked = pick_cpu_kernels("auto", 1)
     assert isinstance(picked, CpuBackend)
@@ -35,7 +35,7 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\necho 'kernels.cpp:1: error: no such luck' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    monkeypatch.setattr(library, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(library, "cache_place", tmp_path.joinpath)
     monkeypatch.setattr(build.shutil, "which", lambda _: str(compiler))
     picked = pick_cpu_kernels("auto", 1)
     assert isinstance(picked, CpuBackend)
@@ -52,7 +52,7 @@ def test_the_first_start_reports_what_it_compiles(monkeypatch: pytest.MonkeyPatc
         on_done(5, 5)
 
     monkeypatch.setattr(library, "SOURCES", tmp_path)
-    monkeypatch.setattr(library, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(library, "cache_place", tmp_path.joinpath)
     monkeypatch.setattr(library, "compile_library", compile_library)
     for _ in range(2):  # the second time it is there
         library.open_library(lambda *step: done.append(step))
@@ -63,7 +63,7 @@ def test_one_that_waits_for_another_compiler_gives_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(library, "SOURCES", tmp_path)
-    monkeypatch.setattr(library, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(library, "cache_place", tmp_path.joinpath)
     monkeypatch.setattr(library, "COMPILE_LIMIT_S", 0.2)
     (tmp_path / "native").mkdir()
     with open(tmp_path / "native" / Path(library.library_name()).with_suffix(".lock"), "w") as lock:

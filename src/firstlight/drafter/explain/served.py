@@ -7,12 +7,12 @@ server that says nothing of drafts is an error, never a length of 1.
 from __future__ import annotations
 
 import re
-import urllib.error
-import urllib.request
+
+import httpx
 
 from firstlight.base.errors import EngineError, UsageError
-from firstlight.base.urls import server_address
 from firstlight.drafter.explain.evidence import Served
+from firstlight.serve.outgoing import open_client
 
 DEADLINE_S = 10.0
 _LINE = re.compile(r"^([a-zA-Z_:]+)(\{[^}]*\})? +([0-9.eE+-]+)", re.MULTILINE)
@@ -27,16 +27,15 @@ _SGLANG = "sglang:spec_accept_length"
 
 def ask_server(url: str, k: int) -> Served:
     """What the server has reached so far; `k` where it does not say its own. Raises `FirstlightError`s."""
-    parts = server_address(url)
-    address = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/metrics"
-    try:
-        with urllib.request.urlopen(address, timeout=DEADLINE_S) as reply:  # noqa: S310 - scheme was checked
-            text = reply.read().decode("utf-8", "replace")
-    except (urllib.error.URLError, OSError) as error:
-        raise EngineError(
-            f"{address} does not answer: {error}.", "Check --url, or give --served-acceptance."
-        ) from error
-    return read_metrics(text, address, k)
+    with open_client(url, timeout=DEADLINE_S) as http:
+        address = f"{str(http.base_url).rstrip('/')}/metrics"
+        try:
+            reply = http.get("/metrics").raise_for_status()
+        except httpx.HTTPError as error:
+            raise EngineError(
+                f"{address} does not answer: {error}.", "Check --url, or give --served-acceptance."
+            ) from error
+    return read_metrics(reply.text, address, k)
 
 
 def read_metrics(text: str, source: str, k: int) -> Served:

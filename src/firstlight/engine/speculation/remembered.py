@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from firstlight.base.config import EngineSection
-from firstlight.base.environment import cache_directory
+from firstlight.base.environment import cache_place
 from firstlight.base.errors import FirstlightError
 from firstlight.base.files import replacing, sha256_of
 from firstlight.facts.checkpoint import Checkpoint
@@ -83,7 +83,7 @@ class TrialMemory:
             "drafts": [section.draft_tokens, section.draft_verification, section.draft_acceptance],
             "trial": list(trial),
         }
-        return cls(msgspec.json.encode(key).decode(), cache_directory() / FOLDER)
+        return cls(msgspec.json.encode(key).decode(), cache_place(FOLDER))
 
     def recall(self, most: int) -> Kept | None:
         """What was kept of steps with `most` drafts."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from firstlight.base.config import EngineSection
-from firstlight.base.environment import cache_directory
+from firstlight.base.environment import cache_place
 from firstlight.base.files import known_sha256
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.facts.sources import DEFAULT_BYTES, DEFAULT_FILE, DEFAULT_NAME, DEFAULT_SHA256, DEFAULT_SHAPE
@@ -70,7 +70,7 @@ def _why_not_embedded(checkpoint: Checkpoint) -> str | None:
     try:
         if not path.is_file() or path.stat().st_size != DEFAULT_BYTES:
             return ""
-        digest = known_sha256(path, cache_directory() / DIGESTS)
+        digest = known_sha256(path, cache_place(DIGESTS))
     except OSError as error:
         return f"it cannot be told whether this is {DEFAULT_NAME}: {error.strerror or error}"
     return None if digest == DEFAULT_SHA256 else _OTHER_BYTES

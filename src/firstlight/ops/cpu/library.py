@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import IO
 import numpy as np
 import torch
 
-from firstlight.base.environment import cache_directory
+from firstlight.base.environment import cache_place
 from firstlight.base.errors import ResourceError
 from firstlight.base.failure import address_limit
 from firstlight.ops.cpu.build import COMPILE_LIMIT_S, SOURCES, BuildError, compile_library, library_name
@@ -88,7 +89,11 @@ class Codes:
 
 
 class MissingLibraryError(Exception):
-    """Why the native library cannot be used, as the end of a sentence."""
+    """Why the native library cannot be used, as the end of a sentence. `hint`: what helps, if no compiler."""
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.hint = hint
 
 
 @dataclass(frozen=True)
@@ -130,18 +135,34 @@ def open_library(on_compile: OnCompile = lambda done, total: None) -> ctypes.CDL
     """
     name = library_name()
     packaged = SOURCES / name
-    path = packaged if packaged.exists() else cache_directory() / "native" / name
+    path = packaged if packaged.exists() else cache_place("native", name)
     try:
         if not path.exists():
             _compile_once(path, on_compile)
         return load(path)
-    except (BuildError, OSError) as error:
+    except BuildError as error:
         raise MissingLibraryError(str(error)) from error
+    except OSError as error:
+        raise MissingLibraryError(
+            f"it cannot be kept in {path.parent}: {error.strerror or error}",
+            "Name a folder that can be written to in FIRSTLIGHT_CACHE.",
+        ) from error
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Loads a compiled library and declares its functions."""
-    library = ctypes.CDLL(str(path))
+    """Loads a compiled library and declares its functions.
+
+    From a copy in memory where its file system lets nothing be run, as a container's /tmp often does not.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        if "failed to map segment" not in str(error):
+            raise
+        with open(os.memfd_create(path.name), "wb") as copy:
+            copy.write(path.read_bytes())
+            copy.flush()
+            library = ctypes.CDLL(f"/proc/self/fd/{copy.fileno()}")
     library.fl_pool.restype = ctypes.c_void_p
     library.fl_pool.argtypes = (ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
     library.fl_watch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)

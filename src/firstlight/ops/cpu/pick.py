@@ -40,20 +40,20 @@ def pick_cpu_kernels(
         )
         return CpuBackend("--cpu-kernels stock: PyTorch's operators, chosen by measurement")
     library: ctypes.CDLL | None = None
-    missing = "another rank has none"
+    missing, remedy = "another rank has none", REMEDY
     try:
         library = open_library(on_compile)
     except MissingLibraryError as error:
-        missing = str(error)
+        missing, remedy = str(error), error.hint or REMEDY
     if group.agree_on_least("cpu-kernels", library is not None) and library is not None:
         instruction_set, note = confirmed_set(library)
         pool = open_pool(library, num_threads, places(num_threads, group.rank, group.size), instruction_set)
         return NativeBackend(pool, note, kv_dtype)
     if wanted == "native":
-        raise ResourceError(f"there is no library of our own CPU kernels: {missing}.", REMEDY)
+        raise ResourceError(f"there is no library of our own CPU kernels: {missing}.", remedy)
     without = f"there is no library of our own CPU kernels ({missing}), and PyTorch's take"
-    _require_automatic(kv_dtype, without, f"Use --kv-dtype auto. {REMEDY}")
-    return CpuBackend(f"PyTorch's operators, which are slower: no library of our own, {missing}. {REMEDY}")
+    _require_automatic(kv_dtype, without, f"Use --kv-dtype auto. {remedy}")
+    return CpuBackend(f"PyTorch's operators, which are slower: no library of our own, {missing}. {remedy}")
 
 
 def _require_automatic(kv_dtype: str, who_takes: str, remedy: str) -> None:
