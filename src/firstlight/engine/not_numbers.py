@@ -9,13 +9,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from firstlight.base.errors import FirstlightError
+from firstlight.base.errors import EngineError, FirstlightError
 from firstlight.engine.messages import NOT_NUMBERS
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.loading.finite import Progress, bad_weights, find_not_finite
 
 SOUND = "all weights of the model are numbers, so a value left the range of the arithmetic"
 WIDER = "Run with --dtype float32, whose range is wider, and report which model and prompt it was."
+
+
+def gave_up(checkpoint: Checkpoint, error: str, remedy: str) -> FirstlightError:
+    """The error of who needs every answer, and lost one: about the weights where they are to blame."""
+    if error != NOT_NUMBERS:
+        return EngineError(f"the engine gave up a request: {error}", remedy)
+    inspection = Inspection(checkpoint)
+    said = inspection.explain(error)
+    return inspection.fault or EngineError(f"the engine gave up a request: {said}", WIDER)
 
 
 class Inspection:

@@ -11,7 +11,7 @@ import torch
 
 from firstlight.base.errors import EngineError, ModelFileError
 from firstlight.engine.messages import NOT_NUMBERS, Submit
-from firstlight.engine.not_numbers import Inspection
+from firstlight.engine.not_numbers import Inspection, gave_up
 from firstlight.engine.speculation.ngram import NgramDrafter
 from firstlight.engine.startup import quiet, require_numbers, self_test
 from firstlight.facts.checkpoint import open_checkpoint
@@ -158,6 +158,17 @@ def test_the_weights_are_looked_at_once(pair: tuple[Path, Path], monkeypatch: py
     inspection.begin(lambda: None)
     assert inspection.explain("another error") == "another error"
     assert looks == [1]
+
+
+def test_who_needs_every_answer_is_told_why_one_is_lost(pair: tuple[Path, Path]) -> None:
+    sound, damaged = map(open_checkpoint, pair)
+    bad = gave_up(damaged, NOT_NUMBERS, "a remedy")
+    assert (bad.exit_code, EMBEDDING in str(bad)) == (3, True)
+    overflow = gave_up(sound, NOT_NUMBERS, "a remedy")
+    assert (overflow.exit_code, "all weights of the model are numbers" in str(overflow)) == (6, True)
+    assert "--dtype float32" in overflow.hint
+    other = gave_up(damaged, "queue full", "a remedy")
+    assert (str(other), other.hint) == ("the engine gave up a request: queue full.", "a remedy")
 
 
 def test_a_closed_engine_takes_nothing_new_and_finishes_what_it_has(pair: tuple[Path, Path]) -> None:
