@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
-from support.damaged import EMBEDDING, change_tensor, damage_token
+from support.damaged import EMBEDDING, change_tensor, damage_token, overflow_token
 from support.engines import Harness, submit
 from support.rank_processes import RankProcesses, tokens_of
 from support.serving import RunningServer, byte_tokenizer, write_chat_model
@@ -40,6 +40,24 @@ def test_two_ranks_finish_what_is_sound_and_name_the_tensor(tmp_path: Path, draf
         assert tokens_of(outputs[name]) == result.tokens
     assert f"{folder / 'model.safetensors'}: the tensor {EMBEDDING} holds 64 NaN" in failed.message
     assert (failed.exit_code, code) == (3, 3)
+
+
+def test_two_ranks_serve_on_where_only_a_prompt_was_to_blame(tmp_path: Path) -> None:
+    description = tiny_description(num_heads=6, num_kv_heads=3, vocab_size=501)
+    folder = write_hf_folder(tmp_path / "m", description, random_weights(description))
+    change_tensor(folder, "lm_head.weight", lambda values: values[BAD].zero_())
+    overflow_token(folder, BAD)
+    good = [submit(f"good {i}", [5 + i, 6, 7] * 5, max_tokens=24, ignore_eos=True) for i in range(3)]
+    with RankProcesses(folder, 2, dtype="auto", **SIZES) as ranks:
+        ranks.wait_until_ready()
+        outputs = ranks.run([submit("bad", [3, BAD, 4] * 9), *good])
+        again = ranks.run(
+            [submit("bad again", [BAD]), submit("one more", [9, 8, 7], max_tokens=5, ignore_eos=True)]
+        )
+        assert ranks.drain() == [0, 0]
+    assert outputs["bad"][-1].error == again["bad again"][-1].error == "the model's logits are not numbers"
+    assert {len(tokens_of(outputs[item.request_id])) for item in good} == {24}
+    assert len(tokens_of(again["one more"])) == 5
 
 
 def test_a_server_answers_the_others_and_ends_as_one_with_a_bad_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.description import ModelDescription
 from firstlight.models.random_model import Unpacked, write_random_model
 from support.checkpoints import tiny_description
-from support.damaged import EMBEDDING, change_tensor, damage_token
+from support.damaged import EMBEDDING, change_tensor, damage_token, overflow_token
 from support.eagle3 import SIZES as EAGLE3_SIZES
 from support.eagle3 import write_pair
 from support.engines import Harness, submit
@@ -81,6 +81,23 @@ def test_a_bad_request_costs_the_others_nothing(pair: tuple[Path, Path], backend
     for name, result in expected.items():
         assert results[name].same_bits(result), name
     assert damaged.core.scheduler.stats().num_not_numbers == 2
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+def test_a_prompt_that_overflows_ends_alone(tmp_path: Path, drafts: int) -> None:
+    """All weights are numbers: it is this prompt, and nothing else."""
+    folder = write_random_model(tmp_path / "m", MODELS["llama"], Unpacked(torch.float32))
+    change_tensor(folder, "lm_head.weight", lambda values: values[BAD].zero_())
+    engine = Harness(overflow_token(folder, BAD), **BACKENDS["native"])
+    expected = engine.run(GOOD, arrive={5: [LATER]})
+    engine.fresh(NgramDrafter() if drafts else None, drafts)
+    results = engine.run([DAMAGED[0], *GOOD, DAMAGED[1]], arrive={5: [LATER]})
+    assert {results[item.request_id].error for item in DAMAGED} == {NOT_NUMBERS}
+    for name, result in expected.items():
+        assert results[name].same_bits(result), name
+    inspection = Inspection(engine.started.checkpoint)
+    assert "though all weights of the model are numbers" in inspection.explain(NOT_NUMBERS)
+    assert inspection.fault is None
 
 
 def test_a_draft_that_is_no_number_costs_nothing(pair: tuple[Path, Path]) -> None:
