@@ -55,7 +55,8 @@ from support.experts import description_of, kimi
 CLASSES: dict[str, type[PreTrainedConfig]] = {
     "llama": LlamaConfig, "mistral": MistralConfig, "ministral": MinistralConfig,
     "qwen2": Qwen2Config, "qwen3": Qwen3Config, "qwen3_moe": Qwen3MoeConfig,
-    "mixtral": MixtralConfig, "minimax_m2": MiniMaxM2Config, "deepseek_v2": DeepseekV2Config, "deepseek_v3": DeepseekV3Config, "kimi_k2": DeepseekV3Config,
+    "mixtral": MixtralConfig, "minimax_m2": MiniMaxM2Config,
+    "deepseek_v2": DeepseekV2Config, "deepseek_v3": DeepseekV3Config, "kimi_k2": DeepseekV3Config,
 }  # fmt: skip
 
 SHARED_CODE = (masking_utils, cache_utils, modeling_rope_utils)
