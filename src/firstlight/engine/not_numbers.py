@@ -33,12 +33,12 @@ class Inspection:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._thread: threading.Thread | None = None
-        self._is_done = False
+        self.is_done = False  # all weights were looked at
         self.fault: FirstlightError | None = None  # what is wrong with the weights, once that is known
 
     def look(self, progress: Progress | None = None) -> None:
         """Looks now. Raises the `ModelFileError` that names tensor and file."""
-        if not self._is_done:
+        if not self.is_done:
             self._look(progress)
         if self.fault is not None:
             raise self.fault
@@ -55,7 +55,7 @@ class Inspection:
 
     def begin(self, when_done: Callable[[], None]) -> None:
         """Looks in a thread of its own; once, however often it is called."""
-        if self._thread is None and not self._is_done:
+        if self._thread is None and not self.is_done:
             self._thread = threading.Thread(
                 target=self._run, args=(when_done,), name="firstlight-weights", daemon=True
             )
@@ -71,4 +71,4 @@ class Inspection:
             self.fault = bad_weights(found) if found else None
         except FirstlightError as error:  # a file that went away, or changed
             self.fault = error
-        self._is_done = True
+        self.is_done = True
