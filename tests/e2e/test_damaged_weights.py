@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from firstlight.engine.messages import NOT_NUMBERS
+from firstlight.engine.not_numbers import SOUND
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
-from support.damaged import EMBEDDING, change_tensor, damage_token
+from support.damaged import EMBEDDING, change_tensor, damage_token, overflow_token
 from support.engines import Harness, submit
-from support.rank_processes import RankProcesses, tokens_of
+from support.rank_processes import DEADLINE_S, RankProcesses, tokens_of
 from support.serving import RunningServer, byte_tokenizer, write_chat_model
 
 pytestmark = pytest.mark.timeout(600)
@@ -35,11 +38,32 @@ def test_two_ranks_finish_what_is_sound_and_name_the_tensor(tmp_path: Path, draf
         outputs = ranks.run([submit("bad", [3, BAD, 4] * 9), *good])
         failed = ranks.until_failed()
         code = ranks.processes[0].wait(60)
-    assert outputs["bad"][-1].error == "the model's logits are not numbers"
+    assert str(outputs["bad"][-1].error).startswith(NOT_NUMBERS)
     for name, result in expected.items():
         assert tokens_of(outputs[name]) == result.tokens
     assert f"{folder / 'model.safetensors'}: the tensor {EMBEDDING} holds 64 NaN" in failed.message
     assert (failed.exit_code, code) == (3, 3)
+
+
+def test_two_ranks_serve_on_where_only_a_prompt_was_to_blame(tmp_path: Path) -> None:
+    description = tiny_description(num_heads=6, num_kv_heads=3, vocab_size=501)
+    folder = write_hf_folder(tmp_path / "m", description, random_weights(description))
+    change_tensor(folder, "lm_head.weight", lambda values: values[BAD].zero_())
+    overflow_token(folder, BAD)
+    good = [submit(f"good {i}", [5 + i, 6, 7] * 5, max_tokens=24, ignore_eos=True) for i in range(3)]
+    with RankProcesses(folder, 2, dtype="auto", **SIZES) as ranks:
+        ranks.wait_until_ready()
+        outputs = ranks.run([submit("bad", [3, BAD, 4] * 9), *good])
+        error, until_s = outputs["bad"][-1].error, time.monotonic() + DEADLINE_S
+        while error is not None and SOUND not in error:  # that is said as soon as the weights were looked at
+            assert error.startswith(NOT_NUMBERS)
+            assert time.monotonic() < until_s, "nobody said what was found"
+            error = ranks.run([submit("bad again", [BAD])])["bad again"][-1].error
+        again = ranks.run([submit("one more", [9, 8, 7], max_tokens=5, ignore_eos=True)])
+        assert ranks.drain() == [0, 0]
+    assert error == f"{NOT_NUMBERS}, though {SOUND}"
+    assert {len(tokens_of(outputs[item.request_id])) for item in good} == {24}
+    assert len(tokens_of(again["one more"])) == 5
 
 
 def test_a_server_answers_the_others_and_ends_as_one_with_a_bad_file(tmp_path: Path) -> None:

@@ -153,6 +153,9 @@ FIELDS: dict[str, dict[str, Verdict]] = {
         "num_mtp_layers": NoMatter("guesses of further tokens, which are checked, and skipped here", 2),
     },
 }  # fmt: skip
+FIELDS["ministral"] = FIELDS["mistral"] | {
+    "layer_types": Followed(["sliding_attention", "full_attention"], {"sliding_window": 16})
+}
 FIELDS["kimi_k2"] = FIELDS["deepseek_v3"]
 
 # Of Kimi-K2.5, beside the section about text, which is one of those above.

@@ -26,3 +26,17 @@ def change_tensor(folder: Path, name: str, change: Callable[[torch.Tensor], obje
 def damage_token(folder: Path, token: int) -> Path:
     """From now on this token's embedding is NaN."""
     return change_tensor(folder, EMBEDDING, lambda values: values[token].fill_(torch.nan))
+
+
+def overflow_token(folder: Path, token: int) -> Path:
+    """From now on this token's values in the first layer do not fit into float16; all weights are numbers."""
+
+    def alone(values: torch.Tensor) -> None:
+        values[:, 0] = 0.0
+        values[token] = 0.0
+        values[token, 0] = 1.0
+
+    change_tensor(folder, EMBEDDING, alone)
+    return change_tensor(
+        folder, "model.layers.0.self_attn.v_proj.weight", lambda values: values[:, 0].fill_(1e6)
+    )

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from firstlight.base.config import EngineSection
-from firstlight.base.errors import EngineError
 from firstlight.drafter.capture import CaptureSettings, state_layers
 from firstlight.drafter.loops import loop_start
 from firstlight.drafter.target import Target
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Abort, SequenceOutput, Submit
+from firstlight.engine.not_numbers import gave_up
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.startup import Started, quiet, start
@@ -101,9 +101,8 @@ class TappedEngine:
 
     def _take(self, answer: Tapped, output: SequenceOutput) -> None:
         if output.error is not None:
-            raise EngineError(
-                f"The engine gave up a request: {output.error}", "Use a smaller --batch, or shorter prompts."
-            )
+            remedy = "Use a smaller --batch, or shorter prompts."
+            raise gave_up(self._started.checkpoint, output.error, remedy)
         answer.token_ids += output.token_ids
         if output.finish_reason is not None:
             self._end(answer, output.finish_reason)

@@ -22,7 +22,7 @@ from firstlight.base.heap import give_back_heap
 from firstlight.base.phases import DRAIN, READY, SERVING, PhaseReporter
 from firstlight.engine.channel import START_DEADLINE_MS, PlanReceiver, PlanSender, RequestChannel
 from firstlight.engine.core import EngineCore
-from firstlight.engine.messages import Drain, Failed, Profile, Ready, StartProfile, StopProfile
+from firstlight.engine.messages import Drain, Failed, Profile, Ready, StartProfile, StepOutputs, StopProfile
 from firstlight.engine.not_numbers import Inspection
 from firstlight.engine.plan import Recording, StepPlan
 from firstlight.engine.profile import Profiler, TurnTimes, obey
@@ -156,6 +156,12 @@ class _Watch:
         self._core, self._inspection, self._channel = core, inspection, channel
         self._drain_s = drain_s
 
+    def explain(self, outputs: StepOutputs) -> None:
+        """Says in errors what was found, once it is known."""
+        if outputs.stats.num_not_numbers and self._inspection.is_done:
+            for output in outputs.outputs:
+                output.error = output.error and self._inspection.explain(output.error)
+
     def until(self, drain_until_s: float | None, num_not_numbers: int) -> float | None:
         """When the engine ends at the latest, after a step; None: it does not."""
         if num_not_numbers:
@@ -193,6 +199,7 @@ def _serve(
             core.scheduler.abort_all()
         outputs = core.step()
         if outputs is not None:
+            watch.explain(outputs)
             channel.send(outputs)
         _offer(channel, profiler.end_turn())
         drain_until_s = watch.until(drain_until_s, 0 if outputs is None else outputs.stats.num_not_numbers)

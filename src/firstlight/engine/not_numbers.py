@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from firstlight.base.errors import FirstlightError
+from firstlight.base.errors import EngineError, FirstlightError
 from firstlight.engine.messages import NOT_NUMBERS
 from firstlight.facts.checkpoint import Checkpoint
 from firstlight.loading.finite import Progress, bad_weights, find_not_finite
@@ -18,18 +18,27 @@ SOUND = "all weights of the model are numbers, so a value left the range of the 
 WIDER = "Run with --dtype float32, whose range is wider, and report which model and prompt it was."
 
 
+def gave_up(checkpoint: Checkpoint, error: str, remedy: str) -> FirstlightError:
+    """The error of who needs every answer, and lost one: about the weights where they are to blame."""
+    if error != NOT_NUMBERS:
+        return EngineError(f"the engine gave up a request: {error}", remedy)
+    inspection = Inspection(checkpoint)
+    said = inspection.explain(error)
+    return inspection.fault or EngineError(f"the engine gave up a request: {said}", WIDER)
+
+
 class Inspection:
     """Of the weights of one checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._thread: threading.Thread | None = None
-        self._is_done = False
+        self.is_done = False  # all weights were looked at
         self.fault: FirstlightError | None = None  # what is wrong with the weights, once that is known
 
     def look(self, progress: Progress | None = None) -> None:
         """Looks now. Raises the `ModelFileError` that names tensor and file."""
-        if not self._is_done:
+        if not self.is_done:
             self._look(progress)
         if self.fault is not None:
             raise self.fault
@@ -46,7 +55,7 @@ class Inspection:
 
     def begin(self, when_done: Callable[[], None]) -> None:
         """Looks in a thread of its own; once, however often it is called."""
-        if self._thread is None and not self._is_done:
+        if self._thread is None and not self.is_done:
             self._thread = threading.Thread(
                 target=self._run, args=(when_done,), name="firstlight-weights", daemon=True
             )
@@ -62,4 +71,4 @@ class Inspection:
             self.fault = bad_weights(found) if found else None
         except FirstlightError as error:  # a file that went away, or changed
             self.fault = error
-        self._is_done = True
+        self.is_done = True

@@ -13,7 +13,7 @@ from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.facts.description import ModelDescription, require_consistent
 from firstlight.facts.fields import MAX_LAYERS, Fields
 from firstlight.facts.hf_experts import latent_attention
-from firstlight.facts.hf_families import FAMILIES, Family, refuse_unknown_arithmetic, with_defaults
+from firstlight.facts.hf_families import ALIASES, FAMILIES, Family, refuse_unknown_arithmetic, with_defaults
 from firstlight.facts.hf_rope import longest, rope_fields, rope_scaling, yarn_score_factor
 from firstlight.facts.hf_windows import windows
 from firstlight.facts.remedies import CHECK_CONFIG, GIVE_MODEL, OTHER_MODEL
@@ -42,7 +42,7 @@ def describe_hf(
     rope = rope_fields(fields)
     scaling = rope_scaling(rope, fields)
     description = ModelDescription(
-        architecture=model_type,
+        architecture=ALIASES.get(model_type, model_type),
         hidden_size=fields.integer("hidden_size"),
         num_layers=layers,
         **_heads(fields, family, rope),

@@ -101,6 +101,8 @@ FAMILIES = {
     ("deepseek_v3", "kimi_k2"),
     Family(_V3, (0, 1), qkv_bias=False, is_latent=True, experts=deepseek_experts, has_known_code=True),
 )
+FAMILIES["ministral"] = FAMILIES["mistral"]  # as transformers saves a Mistral whose layer_types it has read
+ALIASES = {"ministral": "mistral"}
 # Fields whose null means something; elsewhere it means the default.
 _MAY_BE_NULL = ("num_key_value_heads", "sliding_window", "q_lora_rank", "n_routed_experts", "n_group")
 # Fields that change the arithmetic, and the values at which they change nothing.

@@ -11,14 +11,14 @@ import torch
 
 from firstlight.base.errors import EngineError, ModelFileError
 from firstlight.engine.messages import NOT_NUMBERS, Submit
-from firstlight.engine.not_numbers import Inspection
+from firstlight.engine.not_numbers import Inspection, gave_up
 from firstlight.engine.speculation.ngram import NgramDrafter
 from firstlight.engine.startup import quiet, require_numbers, self_test
 from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.facts.description import ModelDescription
 from firstlight.models.random_model import Unpacked, write_random_model
 from support.checkpoints import tiny_description
-from support.damaged import EMBEDDING, change_tensor, damage_token
+from support.damaged import EMBEDDING, change_tensor, damage_token, overflow_token
 from support.eagle3 import SIZES as EAGLE3_SIZES
 from support.eagle3 import write_pair
 from support.engines import Harness, submit
@@ -81,6 +81,23 @@ def test_a_bad_request_costs_the_others_nothing(pair: tuple[Path, Path], backend
     for name, result in expected.items():
         assert results[name].same_bits(result), name
     assert damaged.core.scheduler.stats().num_not_numbers == 2
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+def test_a_prompt_that_overflows_ends_alone(tmp_path: Path, drafts: int) -> None:
+    """All weights are numbers: it is this prompt, and nothing else."""
+    folder = write_random_model(tmp_path / "m", MODELS["llama"], Unpacked(torch.float32))
+    change_tensor(folder, "lm_head.weight", lambda values: values[BAD].zero_())
+    engine = Harness(overflow_token(folder, BAD), **BACKENDS["native"])
+    expected = engine.run(GOOD, arrive={5: [LATER]})
+    engine.fresh(NgramDrafter() if drafts else None, drafts)
+    results = engine.run([DAMAGED[0], *GOOD, DAMAGED[1]], arrive={5: [LATER]})
+    assert {results[item.request_id].error for item in DAMAGED} == {NOT_NUMBERS}
+    for name, result in expected.items():
+        assert results[name].same_bits(result), name
+    inspection = Inspection(engine.started.checkpoint)
+    assert "though all weights of the model are numbers" in inspection.explain(NOT_NUMBERS)
+    assert inspection.fault is None
 
 
 def test_a_draft_that_is_no_number_costs_nothing(pair: tuple[Path, Path]) -> None:
@@ -158,6 +175,17 @@ def test_the_weights_are_looked_at_once(pair: tuple[Path, Path], monkeypatch: py
     inspection.begin(lambda: None)
     assert inspection.explain("another error") == "another error"
     assert looks == [1]
+
+
+def test_who_needs_every_answer_is_told_why_one_is_lost(pair: tuple[Path, Path]) -> None:
+    sound, damaged = map(open_checkpoint, pair)
+    bad = gave_up(damaged, NOT_NUMBERS, "a remedy")
+    assert (bad.exit_code, EMBEDDING in str(bad)) == (3, True)
+    overflow = gave_up(sound, NOT_NUMBERS, "a remedy")
+    assert (overflow.exit_code, "all weights of the model are numbers" in str(overflow)) == (6, True)
+    assert "--dtype float32" in overflow.hint
+    other = gave_up(damaged, "queue full", "a remedy")
+    assert (str(other), other.hint) == ("the engine gave up a request: queue full.", "a remedy")
 
 
 def test_a_closed_engine_takes_nothing_new_and_finishes_what_it_has(pair: tuple[Path, Path]) -> None:

@@ -35,7 +35,7 @@ from firstlight.base.errors import FirstlightError, ModelFileError
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.hf_config import describe_hf
 from firstlight.facts.hf_config_writer import hf_config
-from firstlight.facts.hf_families import FAMILIES
+from firstlight.facts.hf_families import ALIASES, FAMILIES
 from support.checkpoints import ARCHITECTURES as DENSE
 from support.checkpoints import tiny_description
 from support.config_fields import (
@@ -53,8 +53,9 @@ from support.config_fields import (
 from support.experts import description_of, kimi
 
 CLASSES: dict[str, type[PreTrainedConfig]] = {
-    "llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config,
-    "qwen3_moe": Qwen3MoeConfig, "mixtral": MixtralConfig, "minimax_m2": MiniMaxM2Config,
+    "llama": LlamaConfig, "mistral": MistralConfig, "ministral": MinistralConfig,
+    "qwen2": Qwen2Config, "qwen3": Qwen3Config, "qwen3_moe": Qwen3MoeConfig,
+    "mixtral": MixtralConfig, "minimax_m2": MiniMaxM2Config,
     "deepseek_v2": DeepseekV2Config, "deepseek_v3": DeepseekV3Config, "kimi_k2": DeepseekV3Config,
 }  # fmt: skip
 
@@ -64,8 +65,9 @@ _READS = re.compile(r"\bconfig\.(\w+)|[gh](?:et|as)attr\((?:self\.)?\w*config, ?
 
 def base(architecture: str) -> dict[str, Any]:
     """A config.json of a tiny model."""
-    if architecture in DENSE:
-        made = hf_config(tiny_description(architecture), "float32")
+    if architecture in DENSE or architecture == "ministral":
+        made = hf_config(tiny_description(ALIASES.get(architecture, architecture)), "float32")
+        made["model_type"] = architecture
     elif architecture.startswith(("deepseek", "kimi")):
         made = hf_config(kimi(architecture="kimi_k2"), "float32") | {"rope_scaling": None}
         made |= {"model_type": architecture, "num_key_value_heads": None}
@@ -194,3 +196,5 @@ def test_what_no_class_declares_is_refused_where_it_is_not_followed(architecture
 def test_mistral_with_layer_types_is_what_transformers_calls_ministral() -> None:
     mistral, ministral = declared("mistral"), dataclasses.fields(MinistralConfig)
     assert {field.name: field.default for field in ministral} == mistral | {"layer_types": None}
+    config = base("mistral") | {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}
+    assert described(config) == described(config | {"model_type": "ministral"})

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from firstlight.base.config import EngineSection
-from firstlight.base.errors import EngineError
 from firstlight.drafter.explain.drafts import Proposal
 from firstlight.drafter.explain.order import Order
 from firstlight.engine.messages import SequenceOutput, Submit
+from firstlight.engine.not_numbers import gave_up
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
@@ -79,9 +79,7 @@ class Listening:
 
     def _take(self, output: SequenceOutput) -> None:
         if output.error is not None:
-            raise EngineError(
-                f"The engine gave up a request: {output.error}", "Give fewer or shorter documents."
-            )
+            raise gave_up(self._started.checkpoint, output.error, "Give fewer or shorter documents.")
         answer = self._answers[output.request_id]
         answer.num_rounds += bool(answer.tokens and output.token_ids)
         answer.tokens += output.token_ids
