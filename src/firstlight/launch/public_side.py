@@ -17,6 +17,7 @@ from firstlight.base.errors import EngineError
 from firstlight.launch.api_link import ApiLink
 from firstlight.launch.commands import API, title
 from firstlight.launch.console import Console
+from firstlight.launch.control import OnStall
 from firstlight.launch.front import Front, Picture
 from firstlight.launch.logs import keep_verdict, withdraw_verdict
 from firstlight.launch.output import OutputLine
@@ -100,7 +101,8 @@ class PublicSide:
     def take_back(self, end: Verdict) -> None:
         """The api process is ended: the front says why to whoever asks."""
         if self.status not in ("lost", "failed"):
-            self.status = "lost" if self._is_handed_over else "failed"
+            comes_again = self._config.launch.on_stall == OnStall.RESTART.value
+            self.status = "lost" if self._is_handed_over or comes_again else "failed"
         self._tell(end)
         self._is_handed_over = False
         self._publish()
