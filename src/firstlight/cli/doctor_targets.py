@@ -20,6 +20,7 @@ import msgspec
 from firstlight.base import environment
 from firstlight.base.config import API_KEYS_FILE
 from firstlight.base.errors import UsageError
+from firstlight.base.run_verdict import read_run_verdict
 from firstlight.cli.keys import gather_keys
 from firstlight.doctor.collect.run import examine
 from firstlight.doctor.collect.scene import Options, Scene
@@ -93,8 +94,8 @@ def examine_one(target: Target, options: DoctorOptions) -> Case:
 
 
 def _with_word_of_supervisor(target: Target) -> Target:
-    """What a living supervisor says of a run that stands still, as a note."""
-    if target.run_dir is None:
+    """What a living supervisor says of a run, as a note, if it could not write it into the run's record."""
+    if target.run_dir is None or read_run_verdict(target.run_dir) is not None:
         return target
     try:
         said = ask_supervisor(target.run_dir, VERDICT, _SUPERVISOR_S).verdict

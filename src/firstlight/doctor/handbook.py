@@ -61,6 +61,11 @@ would decide between most of them, each with the command that takes it. Every cl
 threads rank-0`), which `--json` shows and a bundle holds. Lines under *beware* name what looks like a sign
 in this very case and is none.
 
+Of a run of ours the supervisor has a verdict too, which it told its clients and left in the run's directory
+(`verdict.json`). One event has one verdict: of what has ended the supervisor's words come first, and a cause
+at the root behind them; of what stands still the doctor names another cause only where it is surer of it, and
+then cites the supervisor's.
+
 States of processes: *moving*, *slow* (useful progress, but little), *blocked* (none, every thread sleeps),
 *spinning* (none, a core is busy, and for too long), *stopped*, *zombie*, *dead*, *idle* (it serves, and
 nothing is asked of it), *unclear*.

@@ -31,7 +31,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor's verdict on a run that stands still."""
+    """The supervisor's verdict on a run that stands still or is lost."""
 
     message: str
     hint: str

@@ -39,6 +39,7 @@ Value = (
     | process.BlackBoxSeen
     | process.LogTail
     | process.ExitRecord
+    | process.SupervisorVerdict
     | process.Listed
     | host.Tree
     | host.CgroupMemory

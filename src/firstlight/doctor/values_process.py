@@ -196,6 +196,21 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True, tag="exit"):
     hint: str = ""
 
 
+class SupervisorVerdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
+    """What the supervisor of the run says of it. `is_stall`: everyone lived then, and nothing moved.
+
+    `cause` and `grade` as in our own verdicts, where it has asked us; `given_wall_s` since 1970.
+    """
+
+    message: str
+    hint: str
+    subject: str
+    is_stall: bool
+    cause: str = ""
+    grade: str = ""
+    given_wall_s: float = 0.0
+
+
 class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
     """What somebody's `ps` or `top` printed about a process. The doctor itself never measures these two."""
 

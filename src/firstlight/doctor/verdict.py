@@ -15,6 +15,7 @@ import msgspec
 from firstlight.doctor import describe
 from firstlight.doctor.cautions import cautions_of
 from firstlight.doctor.evidence import Case
+from firstlight.doctor.hypotheses.deaths import DIED
 from firstlight.doctor.hypotheses.registry import HYPOTHESES
 from firstlight.doctor.hypothesis import (
     Clue,
@@ -29,6 +30,7 @@ from firstlight.doctor.hypothesis import (
 )
 from firstlight.doctor.looks import decisive, is_taken
 from firstlight.doctor.motion import State, Thresholds
+from firstlight.doctor.recorded import cite, has_ended, word_of_supervisor
 from firstlight.doctor.values_host import HttpProbe
 from firstlight.doctor.values_process import ExitRecord
 from firstlight.doctor.view import View, view_of
@@ -110,6 +112,10 @@ def judge_view(view: View, hypotheses: Sequence[Hypothesis] = HYPOTHESES) -> Ver
     base = condition_of(view)
     chosen = _choose(view, findings, base)
     others = tuple(finding for finding in findings if finding is not chosen)
+    if (seen := word_of_supervisor(view)) is not None:
+        if has_ended(view, seen):  # which is that very event
+            others = tuple(finding for finding in others if finding.cause != DIED.card.cause)
+        chosen = cite(view, chosen, {one.card.cause: one.card.depth for one in hypotheses})
     is_open = chosen.cause == UNKNOWN
     if not is_open:
         others = tuple(finding for finding in others if finding.grade is not Grade.POSSIBLE)

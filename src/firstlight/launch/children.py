@@ -20,20 +20,22 @@ from typing import Any, Self
 from firstlight.base import environment
 from firstlight.base.clock import Clock
 from firstlight.base.config import RunConfig
-from firstlight.base.failure import Failure, read_failure
+from firstlight.base.failure import read_failure
 from firstlight.base.process import Child, start_child
 from firstlight.launch.api_link import ask_for_a_token
 from firstlight.launch.backends.native import NativeFollower
 from firstlight.launch.backends.protocol import Follower
 from firstlight.launch.commands import API, ChildSpec
-from firstlight.launch.control import Death, EngineReady, Event, Probed, Stage, StopAsked
+from firstlight.launch.control import Stage
 from firstlight.launch.doctor_socket import DoctorSocket
+from firstlight.launch.events import Death, EngineReady, Event, Probed, StopAsked
 from firstlight.launch.janitor_process import Janitor
 from firstlight.launch.logs import log_path, note_orphan
 from firstlight.launch.obituaries import Obituaries
 from firstlight.launch.orphans import adopt_orphans, reap_orphans
 from firstlight.launch.output import ChildOutput, OutputLine
 from firstlight.launch.public_side import PublicSide
+from firstlight.launch.verdict import Verdict
 from firstlight.launch.watch import Watch
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -88,7 +90,7 @@ class Children:
         }
         adopt_orphans()
         self._doctor = DoctorSocket(
-            Path(self._config.run_dir), lambda: self._watch.verdict, lambda: self._public.status
+            Path(self._config.run_dir), lambda: self._public.verdict, lambda: self._public.status
         )
         try:
             for spec in self._specs:
@@ -138,14 +140,14 @@ class Children:
         self._public.progress(self._follower.read(self._clock.now_s()))
         self._public.hand_over(self._clock.now_s())
 
-    def take_back(self, failure: Failure | None) -> None:
+    def take_back(self, end: Verdict) -> None:
         """The api process must be unable to accept before we do: also a stopped one does not survive this."""
         self._send([API], signal.SIGKILL)
-        self._public.take_back(failure)
+        self._public.take_back(end)
 
-    def refuse(self, failure: Failure | None, *, for_good: bool) -> None:
+    def refuse(self, end: Verdict, *, for_good: bool) -> None:
         """The api process says why."""
-        self._public.refuse(failure, for_good=for_good)
+        self._public.refuse(end, for_good=for_good)
 
     def accept(self) -> None:
         """The api process takes requests again."""

@@ -9,18 +9,38 @@ from __future__ import annotations
 
 import enum
 import math
+import signal
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from firstlight.base.failure import Failure
-from firstlight.base.process import ExitCause
 from firstlight.launch.commands import API
+from firstlight.launch.events import (
+    FAILURE_CODES,
+    Accept,
+    Action,
+    Death,
+    EngineReady,
+    Event,
+    HandOver,
+    Kill,
+    Probe,
+    Probed,
+    Recovered,
+    Refuse,
+    Stalled,
+    StopAsked,
+    TakeBack,
+    Terminate,
+    Tick,
+)
 
 PROBE_INTERVAL_S = 0.05
 LEAVE_S = 8.0  # from SIGTERM to SIGKILL
 DRAIN_MARGIN_S = 3.0  # on top of the api's own drain time
 LAST_WORDS_S = 0.5  # for open requests to end with the verdict, and for who asks in that moment to get it
+SETTLE_S = 0.5  # from a rank's complaint that another one is gone to the news of what became of that one
 
 
 class Stage(enum.Enum):
@@ -45,98 +65,11 @@ class OnStall(enum.Enum):
     EXIT = "exit"
 
 
-class Death(msgspec.Struct, frozen=True):
-    """The end of a child: when, how, its last words if it left any, and its last lines of output.
-
-    `is_oom`: the kernel ended it for want of memory; None: not known. `told`: we had asked it to end, or it
-    left in peace when the run was asked to; filled in by `step`.
-    """
-
-    name: str
-    time_s: float
-    cause: ExitCause
-    failure: Failure | None = None
-    last_lines: tuple[str, ...] = ()
-    told: bool = False
-    is_oom: bool | None = None
-
-
-class EngineReady(msgspec.Struct, frozen=True):
-    """Rank 0 generated its first token."""
-
-
-class Probed(msgspec.Struct, frozen=True):
-    """A token was asked for through the api process."""
-
-    healthy: bool
-
-
-class StopAsked(msgspec.Struct, frozen=True):
-    """SIGINT, SIGTERM or SIGHUP came, or `firstlight stop`."""
-
-
-class Stalled(msgspec.Struct, frozen=True):
-    """Nothing moves although there is work: the verdict on it, and who is to blame if that is known."""
-
-    failure: Failure
-    name: str = ""
-
-
-class Recovered(msgspec.Struct, frozen=True):
-    """What stood still moves again."""
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """Time passed."""
-
-
-Event = EngineReady | Probed | StopAsked | Stalled | Recovered | Tick | Death
-
-
-class Probe(msgspec.Struct, frozen=True):
-    """Ask for a token through the api process."""
-
-
-class HandOver(msgspec.Struct, frozen=True):
-    """The front stops to accept and the api process begins; say that the server is ready."""
-
-
-class TakeBack(msgspec.Struct, frozen=True):
-    """The api process ends at once, and the front answers with the verdict."""
-
-
-class Refuse(msgspec.Struct, frozen=True):
-    """The api process ends its open requests and refuses new ones with the verdict.
-
-    `for_good`: the engine is lost and does not come back.
-    """
-
-    for_good: bool = False
-
-
-class Accept(msgspec.Struct, frozen=True):
-    """The verdict is withdrawn: the api process takes requests again."""
-
-
-class Terminate(msgspec.Struct, frozen=True):
-    """Ask these children to end."""
-
-    names: tuple[str, ...]
-
-
-class Kill(msgspec.Struct, frozen=True):
-    """End these children."""
-
-    names: tuple[str, ...]
-
-
-Action = Probe | HandOver | TakeBack | Refuse | Accept | Terminate | Kill
-
-
 class LaunchState(msgspec.Struct, frozen=True):
     """Everything the decisions depend on. `asked`: a person wants it to end; `told`: children who know.
 
-    `lost_until_s`: when a lost engine has been spoken of for long enough.
+    `killed`: children whom we have killed. `is_spoken`: whether clients know why the engine is lost;
+    `word_s`: until when that waits for a better reason, and then until when it is told.
     """
 
     running: tuple[str, ...]
@@ -145,9 +78,11 @@ class LaunchState(msgspec.Struct, frozen=True):
     stage: Stage = Stage.STARTING
     deadline_s: float = 0.0
     probe_at_s: float = 0.0
-    lost_until_s: float = 0.0
+    word_s: float = 0.0
+    is_spoken: bool = False
     asked: bool = False
     told: tuple[str, ...] = ()
+    killed: tuple[str, ...] = ()
     was_killed: bool = False
     was_ready: bool = False
     deaths: tuple[Death, ...] = ()
@@ -216,7 +151,7 @@ def _on_stalled(state: LaunchState, stalled: Stalled, now_s: float) -> Decision:
         return state, []
     state = _with(state, stall=stalled)
     if state.stage is not Stage.READY:
-        killed, actions = _kill(state)
+        killed, actions = _kill(_with(state, is_spoken=True))
         return killed, [TakeBack(), *actions]
     if stalled.name != API and state.on_stall is OnStall.REPORT:
         return _with(state, stage=Stage.STALLED), [Refuse()]
@@ -231,28 +166,66 @@ def _on_recovered(state: LaunchState) -> Decision:
 
 def _on_death(state: LaunchState, death: Death, now_s: float) -> Decision:
     running = tuple(name for name in state.running if name != death.name)
-    was_told = death.name in state.told or (state.asked and death.cause.code == 0)
-    death = msgspec.structs.replace(death, told=was_told)
+    death = msgspec.structs.replace(death, told=_was_told(state, death))
     state = _with(state, running=running, deaths=(*state.deaths, death))
+    is_clear = not death.told and _is_clear(state, death)
     if state.stage in _SERVING:
-        return _lose(state, now_s, without_api=death.name == API)
+        return _lose(state, now_s, without_api=death.name == API, is_clear=is_clear)
     if state.stage is Stage.LOST:
-        return state, [TakeBack()] if death.name == API else []
+        return _on_death_while_lost(state, death, now_s, is_clear=is_clear)
     if not running:
         return _with(state, stage=Stage.ENDED), []
-    return (state, []) if state.stage in (Stage.STOPPING, Stage.KILLING) else _stop(state, now_s)
+    if state.stage in (Stage.STOPPING, Stage.KILLING):
+        return _speak(state, now_s) if is_clear else (state, [])
+    stopping, actions = _stop(_with(state, word_s=now_s + SETTLE_S), now_s)
+    spoken, words = _speak(stopping, now_s) if is_clear else (stopping, [])
+    return spoken, [*words, *actions]
 
 
-def _lose(state: LaunchState, now_s: float, *, without_api: bool) -> Decision:
+def _was_told(state: LaunchState, death: Death) -> bool:
+    """Whether we are why it ended. Who was asked to leave and dies by a SIGKILL that is not ours had another
+    reason, unless all was to end: then nobody cares.
+    """
+    if state.asked and death.cause.code == 0:
+        return True
+    is_foreign = death.cause.signal == signal.SIGKILL and death.name not in state.killed
+    return death.name in state.told and (state.asked or not is_foreign)
+
+
+def _is_clear(state: LaunchState, death: Death) -> bool:
+    """Whether it is not just a rank's complaint about another one, of which we have still to hear."""
+    is_complaint = death.failure is not None and death.failure.exit_code in FAILURE_CODES
+    return not (is_complaint and _ranks(state))
+
+
+def _lose(state: LaunchState, now_s: float, *, without_api: bool, is_clear: bool = True) -> Decision:
     """The engine is lost: its ranks end; the api process, or else the front, says why to whoever asks."""
-    ranks = tuple(name for name in state.running if name != API)
+    ranks = _ranks(state)
     told = tuple({*state.told, *ranks, *((API,) if without_api else ())})
-    until_s = now_s + LAST_WORDS_S
-    lost = _with(state, stage=Stage.LOST, deadline_s=now_s + LEAVE_S, lost_until_s=until_s, told=told)
-    first: Action = TakeBack() if without_api else Refuse(for_good=True)
-    # Who stands still does not leave when asked.
-    end: Action = Kill(ranks) if state.stall is not None else Terminate(ranks)
-    return lost, [first, end] if ranks else [first]
+    lost = _with(state, stage=Stage.LOST, deadline_s=now_s + LEAVE_S, word_s=now_s + SETTLE_S, told=told)
+    # An api process that stands still is alive, but nobody will hear it.
+    lost, words = _speak(lost, now_s, without_api=without_api) if is_clear else (lost, [])
+    if not ranks:
+        return lost, words
+    if state.stall is None:
+        return lost, [*words, Terminate(ranks)]
+    return _with_killed(lost, ranks), [*words, Kill(ranks)]  # who stands still does not leave when asked
+
+
+def _speak(state: LaunchState, now_s: float, *, without_api: bool = False) -> Decision:
+    """Tell clients why the engine is lost, once, and not those of a person who wanted it to end."""
+    if state.is_spoken or state.asked:
+        return state, []
+    spoken = _with(state, is_spoken=True, word_s=now_s + LAST_WORDS_S)
+    if state.was_ready and API in state.running and not without_api:
+        return spoken, [Refuse(for_good=True)]
+    return _with_killed(spoken, (API,)), [TakeBack()]
+
+
+def _on_death_while_lost(state: LaunchState, death: Death, now_s: float, *, is_clear: bool) -> Decision:
+    if death.name == API and state.is_spoken:
+        return state, [TakeBack()]
+    return _speak(state, now_s) if is_clear or not _ranks(state) else (state, [])
 
 
 def _on_tick(state: LaunchState, now_s: float) -> Decision:
@@ -260,21 +233,25 @@ def _on_tick(state: LaunchState, now_s: float) -> Decision:
         return _with(state, probe_at_s=math.inf), [Probe()]  # the next one when its answer has come
     if state.stage is Stage.LOST:
         return _on_tick_while_lost(state, now_s)
-    if state.stage not in _LEAVING or now_s < state.deadline_s:
+    if state.stage not in _LEAVING:
         return state, []
+    if now_s < state.deadline_s:
+        is_due = state.stage is Stage.STOPPING and state.deaths and now_s >= state.word_s
+        return _speak(state, now_s) if is_due else (state, [])
     if state.stage is Stage.DRAINING:
-        stopped, actions = _stop(state, now_s)
+        stopped, actions = _stop(_with_killed(state, (API,)), now_s)
         return stopped, [*actions, Kill((API,))]
     return _kill(state) if state.stage is Stage.STOPPING else (state, [])
 
 
 def _on_tick_while_lost(state: LaunchState, now_s: float) -> Decision:
     """First the ranks end, then the api process; before a restart by force, as it would close the socket."""
-    ranks = tuple(name for name in state.running if name != API)
-    if ranks:
-        is_late = now_s >= state.deadline_s
-        return (_with(state, deadline_s=now_s + LEAVE_S), [Kill(ranks)]) if is_late else (state, [])
-    if now_s < state.lost_until_s:
+    if not state.is_spoken and now_s >= state.word_s:
+        return _speak(state, now_s)
+    ranks = _ranks(state)
+    if ranks and now_s >= state.deadline_s:
+        return _with_killed(_with(state, deadline_s=now_s + LEAVE_S), ranks), [Kill(ranks)]
+    if ranks or now_s < state.word_s:
         return state, []
     if not state.running:
         return _with(state, stage=Stage.ENDED), []
@@ -290,8 +267,18 @@ def _stop(state: LaunchState, now_s: float) -> Decision:
 
 
 def _kill(state: LaunchState) -> Decision:
-    killing = _with(state, stage=Stage.KILLING, was_killed=True, told=_told(state))
+    killing = _with(
+        _with_killed(state, state.running), stage=Stage.KILLING, was_killed=True, told=_told(state)
+    )
     return killing, [Kill(state.running)]
+
+
+def _ranks(state: LaunchState) -> tuple[str, ...]:
+    return tuple(name for name in state.running if name != API)
+
+
+def _with_killed(state: LaunchState, names: Sequence[str]) -> LaunchState:
+    return _with(state, killed=tuple({*state.killed, *names}))
 
 
 def _told(state: LaunchState) -> tuple[str, ...]:

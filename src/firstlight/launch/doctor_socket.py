@@ -29,7 +29,7 @@ from firstlight.doctor.supervisor_socket import (
 )
 from firstlight.doctor.values import Failed
 from firstlight.doctor.values_process import PythonStacks
-from firstlight.launch.control import Stalled
+from firstlight.launch.verdict import Verdict
 
 _DEADLINE_S = 2.0  # for a question to arrive, and for an answer to be taken
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
@@ -40,7 +40,7 @@ class DoctorSocket:
     """Answers from now until it is closed. `verdict` and `status` are the supervisor's, from any thread."""
 
     def __init__(
-        self, run_dir: Path, verdict: Callable[[], Stalled | None], status: Callable[[], str] = lambda: ""
+        self, run_dir: Path, verdict: Callable[[], Verdict | None], status: Callable[[], str] = lambda: ""
     ) -> None:
         self._run_dir = run_dir
         self._verdict, self._status = verdict, status
@@ -93,10 +93,10 @@ class DoctorSocket:
         return Answer(verdict=self._said(), status=self._status())
 
     def _said(self) -> Said | None:
-        stalled = self._verdict()
-        if stalled is None:
+        end = self._verdict()
+        if end is None or end.failure is None:
             return None
-        return Said(message=stalled.failure.message, hint=stalled.failure.hint, subject=stalled.name)
+        return Said(message=end.failure.message, hint=end.failure.hint, subject=end.subject)
 
     def _stacks(self) -> dict[str, PythonStacks | Failed]:
         from firstlight.doctor.collect.scene import Scene  # not before the first question

@@ -16,7 +16,7 @@ from firstlight.doctor.motion import judge_motion
 from firstlight.doctor.states import State, Thresholds
 from firstlight.doctor.target import Target
 from firstlight.doctor.waits import wait_graph
-from firstlight.launch.control import Stalled
+from firstlight.launch.events import Stalled
 from firstlight.launch.stall import is_proven, stalled
 
 
@@ -28,9 +28,13 @@ class Examined(NamedTuple):
     has_moved: bool
 
 
-def examine_run(target: Target, thresholds: Thresholds, quiet_s: Mapping[str, float]) -> Examined:
-    """Two looks, seconds apart. `quiet_s`: for how long each process has shown no sign of life."""
+def examine_run(
+    target: Target, thresholds: Thresholds, quiet_s: Mapping[str, float], *, is_final: bool = False
+) -> Examined:
+    """Two looks, seconds apart. `quiet_s`: for how long each process has shown no sign of life; `is_final`:
+    who is found stuck is ended.
+    """
     case = examine(Scene(target), QUICK)
     motion = judge_motion(case, thresholds, dict(quiet_s))
     has_moved = motion.state is State.IDLE or any(one.progress for one in motion.processes)
-    return Examined(stalled(case, motion, wait_graph(case)), is_proven(motion), has_moved)
+    return Examined(stalled(case, motion, wait_graph(case), is_final=is_final), is_proven(motion), has_moved)

@@ -220,27 +220,37 @@ class Front:
         return carries_key(given.encode("latin-1"), self._digests)
 
     async def _stream(self, writer: asyncio.StreamWriter) -> None:
-        """Server-sent events: the picture whenever it changes, until it is final."""
+        """Server-sent events: the picture whenever it changes, until it is final or the front ends."""
         writer.write(_head(200, "text/event-stream", {"Cache-Control": "no-store"}))
         sent: Picture | None = None
-        while True:
-            picture = self._picture
-            if sent is None or picture.startup != sent.startup:
+        try:
+            while True:
+                picture = self._picture
+                is_news = sent is None or picture.startup != sent.startup
+                writer.write(self._event(picture) if is_news else b": still here\n\n")
                 sent = picture
-                event = picture.status if picture.status in _LAST else "progress"
-                writer.write(f"event: {event}\ndata: {json.dumps(self.startup())}\n\n".encode())
-            else:
-                writer.write(b": still here\n\n")
-            async with asyncio.timeout(_WRITE_DEADLINE_S):
-                await writer.drain()
-            if picture.status in _LAST:
-                return
-            await asyncio.sleep(_EVENT_INTERVAL_S)
-            self._changed.clear()
-            if self._picture is picture:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_KEEP_ALIVE_S):
-                        await self._changed.wait()
+                async with asyncio.timeout(_WRITE_DEADLINE_S):
+                    await writer.drain()
+                if picture.status in _LAST:
+                    return
+                await asyncio.sleep(_EVENT_INTERVAL_S)
+                await self._news(picture)
+        except asyncio.CancelledError:
+            if self._picture is not sent and self._picture.status in _LAST:
+                writer.write(self._event(self._picture))  # the verdict comes right before the end
+            raise
+
+    async def _news(self, picture: Picture) -> None:
+        """Until there is another picture, for a bounded time."""
+        self._changed.clear()
+        if self._picture is picture:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KEEP_ALIVE_S):
+                    await self._changed.wait()
+
+    def _event(self, picture: Picture) -> bytes:
+        name = picture.status if picture.status in _LAST else "progress"
+        return f"event: {name}\ndata: {json.dumps(self.startup())}\n\n".encode()
 
 
 async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:

@@ -29,14 +29,15 @@ class Obituaries:
 
     def write(self, name: str, pid: int, cause: ExitCause) -> bool | None:
         """Write down the end of a child; whether it was for want of memory, None if that is not known."""
-        was_ours = self._told.get(name) == signal.SIGKILL == cause.signal
+        is_killed = cause.signal == signal.SIGKILL
+        was_ours = is_killed and self._told.get(name) == signal.SIGKILL
         judgement = Judgement(False, "we killed it") if was_ours else self._oom.judge(cause, pid)
         note = ExitNote(
             name=name,
             pid=pid,
             code=cause.code,
             signal=cause.signal,
-            told=name in self._told,
+            told=name in self._told and (was_ours or not is_killed),  # asked to leave, and killed by another
             time_s=time.time(),
             is_oom=judgement.is_oom,
             oom_evidence=judgement.evidence,

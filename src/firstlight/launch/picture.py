@@ -47,9 +47,14 @@ def picture(situation: Situation) -> Picture:
         for name, track in situation.tracks.items()
     ]
     if situation.verdict is not None:
-        startup["verdict"] = {"message": situation.verdict.message, "what_to_do": situation.verdict.hint}
+        startup["verdict"] = verdict_values(situation.verdict)
     retry_after_s = _retry_after_s(situation, slowest)
     return Picture(situation.status, _message(situation, slowest), retry_after_s, startup)
+
+
+def verdict_values(failure: Failure) -> dict[str, Any]:
+    """A verdict as it stands in /startup."""
+    return {"message": failure.message, "what_to_do": failure.hint}
 
 
 def described(track: PhaseTrack) -> str:

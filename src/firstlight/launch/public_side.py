@@ -10,18 +10,21 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
 from firstlight.base.config import RunConfig
 from firstlight.base.errors import EngineError
-from firstlight.base.failure import Failure
 from firstlight.launch.api_link import ApiLink
 from firstlight.launch.commands import API, title
 from firstlight.launch.console import Console
+from firstlight.launch.control import OnStall
 from firstlight.launch.front import Front, Picture
+from firstlight.launch.logs import keep_verdict, withdraw_verdict
 from firstlight.launch.output import OutputLine
 from firstlight.launch.picture import Situation, picture
 from firstlight.launch.progress import PhaseTrack, ProgressLine
 from firstlight.launch.systemd import Notifier
+from firstlight.launch.verdict import Verdict
 from firstlight.serve.orders import Accept, Refuse, Resume
 
 _MAX_HELD_LINES = 1000
@@ -45,7 +48,7 @@ class PublicSide:
         self._listener = listener
         self._notifier = notifier
         self.status = "starting"  # as in `Picture`
-        self._verdict: Failure | None = None
+        self.verdict: Verdict | None = None  # why it does not go on
         self._tracks: dict[str, PhaseTrack] = {}
         self._pids: dict[str, int] = {}
         self._lock = threading.Lock()  # lines come from the threads that drain the output
@@ -95,36 +98,36 @@ class PublicSide:
                 self._console.pass_on(text)
             self._held.clear()
 
-    def take_back(self, failure: Failure | None) -> None:
+    def take_back(self, end: Verdict) -> None:
         """The api process is ended: the front says why to whoever asks."""
         if self.status not in ("lost", "failed"):
-            self.status = "lost" if self._is_handed_over else "failed"
-        self._verdict = failure
-        self._tell(failure)
+            comes_again = self._config.launch.on_stall == OnStall.RESTART.value
+            self.status = "lost" if self._is_handed_over or comes_again else "failed"
+        self._tell(end)
         self._is_handed_over = False
         self._publish()
         self._front.open(self._listener)
 
-    def refuse(self, failure: Failure | None, *, for_good: bool) -> None:
+    def refuse(self, end: Verdict, *, for_good: bool) -> None:
         """The engine is lost (`for_good`) or stands still; the api process says so."""
-        self._verdict = failure
         if for_good:
             self.status = "lost"
-        self._tell(failure)
-        if failure is not None:
-            self.link.send(Refuse(failure.message, failure.hint, for_good))
+        self._tell(end)
+        if end.failure is not None:
+            self.link.send(Refuse(end.failure.message, end.failure.hint, for_good))
         self._publish()
 
     def resume(self) -> None:
         """It moves again."""
-        self._verdict = None
+        self.verdict = None
+        withdraw_verdict(Path(self._config.run_dir))
         self.link.send(Resume())
         self._publish()
         self._console.say("it moves again: requests are taken.")
 
     def stopping(self, names: Sequence[str]) -> None:
         """Children are told to end."""
-        if API in names and self._verdict is None:
+        if API in names and self.verdict is None:
             if self._is_handed_over and self.status != "stopping":
                 drain_s = self._config.server.drain_s
                 self._console.say(
@@ -138,7 +141,10 @@ class PublicSide:
         """The run is over."""
         self.link.close()
 
-    def _tell(self, failure: Failure | None) -> None:
+    def _tell(self, end: Verdict) -> None:
+        failure = end.failure
+        self.verdict = end if failure is not None else None
+        keep_verdict(Path(self._config.run_dir), end)
         if failure is not None and self._is_handed_over:
             self._console.failed(EngineError(failure.message, failure.hint).explain())
 
@@ -153,6 +159,6 @@ class PublicSide:
             model=self._config.model.served_names[0],
             tracks=self._tracks,
             pids=self._pids,
-            verdict=self._verdict,
+            verdict=self.verdict.failure if self.verdict else None,
         )
         return picture(situation)

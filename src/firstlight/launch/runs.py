@@ -19,6 +19,7 @@ from firstlight.base.errors import UsageError
 from firstlight.base.exit_notes import ExitNote, read_exit_notes
 from firstlight.base.phases import DRAIN, READY, SERVING
 from firstlight.base.process import start_ticks
+from firstlight.base.run_verdict import read_run_verdict
 from firstlight.doctor.supervisor_socket import VERDICT, Answer, ask_supervisor
 from firstlight.launch.ready_card import base_url
 from firstlight.launch.run_directory import ended_runs, living_runs
@@ -45,7 +46,7 @@ class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `pid`: of its supervisor. `status`: starting, ready, stuck, lost, stopping, ended, elsewhere.
 
-    `verdict`: why it is stuck, in the supervisor's words.
+    `verdict`: why it is stuck, lost or has ended, in the supervisor's words; `what_to_do` about it.
     """
 
     run_dir: str
@@ -57,6 +58,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     uds: str | None = None
     processes: tuple[ProcessView, ...] = ()
     verdict: str = ""
+    what_to_do: str = ""
 
 
 def list_runs(*, with_ended: bool = False) -> list[RunView]:
@@ -94,10 +96,11 @@ def view(run_dir: Path, record: RunRecord) -> RunView:
     processes = tuple(_process(name, path, notes.get(name)) for name, path in boxes_of(run_dir).items())
     status = status_of(_supervisor(run_dir, record), processes, notes)
     said = _said(run_dir) if status in _GOING_ON else Answer()
-    verdict = said.verdict.message if said.verdict else ""
-    if said.status in ("lost", "failed"):  # it ended the api process itself, which looks like stopping
-        status = "lost"
-    elif verdict:
+    kept = read_run_verdict(run_dir)
+    verdict = said.verdict or kept
+    if status in _GOING_ON and said.status in ("lost", "failed"):
+        status = "lost"  # it ended the api process itself, which looks like stopping
+    elif status in _GOING_ON and verdict is not None:
         status = "stuck"
     return RunView(
         run_dir=str(run_dir),
@@ -108,7 +111,8 @@ def view(run_dir: Path, record: RunRecord) -> RunView:
         url=base_url(config.server) if config else None,
         uds=config.server.uds if config else None,
         processes=processes,
-        verdict=verdict,
+        verdict=verdict.message if verdict else "",
+        what_to_do=verdict.hint if verdict else "",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
@@ -27,17 +27,19 @@ from firstlight.launch.commands import run_id, title
 from firstlight.launch.console import Console
 from firstlight.launch.control import LaunchState, OnStall
 from firstlight.launch.early import Early, open_early
+from firstlight.launch.events import FAILURE_CODES
 from firstlight.launch.files import check_files
 from firstlight.launch.front import Picture
 from firstlight.launch.janitor_process import start_janitor
 from firstlight.launch.listen import bound_port
-from firstlight.launch.logs import log_path, write_ends
+from firstlight.launch.logs import keep_verdict, log_path, write_ends
+from firstlight.launch.picture import verdict_values
 from firstlight.launch.public_side import PublicSide
 from firstlight.launch.restart import RestartLimit
 from firstlight.launch.run_directory import make_run_directory, remove_ended_runs, write_api_keys
 from firstlight.launch.supervisor import supervise
 from firstlight.launch.systemd import Notifier
-from firstlight.launch.verdict import FAILURE_CODES, Verdict, verdict
+from firstlight.launch.verdict import Verdict, verdict
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +112,10 @@ def restarting(end: Verdict, again: str) -> Picture:
     """What is said between two starts: why the last one ended, and that another comes."""
     why = end.failure.message if end.failure is not None else "The engine was lost."
     message = f"{why} The engine is {again}."
-    return Picture(message=message, startup={"status": "starting", "message": message})
+    startup: dict[str, Any] = {"status": "starting", "message": message}
+    if end.failure is not None:
+        startup["verdict"] = verdict_values(end.failure)
+    return Picture(message=message, startup=startup)
 
 
 def _opened(order: Order, early: Early | None) -> Early:
@@ -163,6 +168,7 @@ class _Run:
             has_failed = end.failure is not None and end.failure.exit_code in FAILURE_CODES
             if has_failed:
                 write_ends(directory.path, state.deaths)
+                keep_verdict(directory.path, end)
             _say_end(end, directory.path, self._console)
             return end, has_failed and state.wants_restart
         finally:

@@ -17,14 +17,16 @@ from firstlight.doctor.verdict import UNKNOWN, judge_view
 from firstlight.doctor.view import View
 from firstlight.doctor.waits import WaitGraph
 from firstlight.launch.commands import API
-from firstlight.launch.control import Stalled
+from firstlight.launch.events import Stalled
 
 _STOPPED = "process-stopped"
 _STUCK = (*FATAL, State.BLOCKED, State.SPINNING)
 
 
-def stalled(case: Case, motion: ServerMotion, graph: WaitGraph) -> Stalled | None:
-    """The verdict, or None when the doctor does not call it stuck."""
+def stalled(case: Case, motion: ServerMotion, graph: WaitGraph, *, is_final: bool = False) -> Stalled | None:
+    """The verdict, or None when the doctor does not call it stuck. `is_final`: an engine that stands still is
+    ended, also while it serves.
+    """
     if motion.state not in _STUCK:
         return None
     view = View(case, motion, graph)
@@ -38,7 +40,7 @@ def stalled(case: Case, motion: ServerMotion, graph: WaitGraph) -> Stalled | Non
     waiters = [edge for edge in graph.edges if edge.holder == view.suspect.key and edge.why not in parts[0]]
     parts += [f"{describe.title(edge.waiter)} waits for it: {edge.why}" for edge in waiters[:3]]
     hint = verdict.remedy
-    if verdict.cause == _STOPPED and (view.is_starting or view.suspect.key == API):
+    if verdict.cause == _STOPPED and (is_final or view.is_starting or view.suspect.key == API):
         # A start that stalls is ended, and an api process that stands still loses the port and its life.
         hint = (
             "it is ended: find out who stopped it (a debugger, job control, `kill -STOP`), and start again."
@@ -47,7 +49,8 @@ def stalled(case: Case, motion: ServerMotion, graph: WaitGraph) -> Stalled | Non
         run = case.target.run_dir
         look = f"`firstlight doctor --run {run}` says more, `firstlight blackbox` what came before."
         hint = look if verdict.cause == UNKNOWN else f"{hint} {look}"
-    return Stalled(Failure(f"{'; '.join(parts)}.", hint, EngineError.exit_code), view.suspect.key)
+    failure = Failure(f"{'; '.join(parts)}.", hint, EngineError.exit_code)
+    return Stalled(failure, view.suspect.key, verdict.cause, verdict.grade.value)
 
 
 def is_proven(motion: ServerMotion) -> bool:

@@ -10,23 +10,20 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from firstlight.base.clock import Clock
-from firstlight.base.failure import Failure
-from firstlight.launch.control import (
+from firstlight.launch.control import LaunchState, Stage, step
+from firstlight.launch.events import (
     Accept,
     Action,
     Event,
     HandOver,
     Kill,
-    LaunchState,
     Probe,
     Refuse,
-    Stage,
     TakeBack,
     Terminate,
     Tick,
-    step,
 )
-from firstlight.launch.verdict import verdict
+from firstlight.launch.verdict import Verdict, verdict
 
 
 class World(Protocol):
@@ -46,9 +43,9 @@ class World(Protocol):
 
     def hand_over(self) -> None: ...
 
-    def take_back(self, failure: Failure | None) -> None: ...
+    def take_back(self, end: Verdict) -> None: ...
 
-    def refuse(self, failure: Failure | None, *, for_good: bool) -> None: ...
+    def refuse(self, end: Verdict, *, for_good: bool) -> None: ...
 
     def accept(self) -> None: ...
 
@@ -71,9 +68,9 @@ def _carry_out(action: Action, state: LaunchState, world: World) -> None:
         case HandOver():
             world.hand_over()
         case TakeBack():
-            world.take_back(verdict(state).failure)
+            world.take_back(verdict(state))
         case Refuse(for_good=for_good):
-            world.refuse(verdict(state).failure, for_good=for_good)
+            world.refuse(verdict(state), for_good=for_good)
         case Accept():
             world.accept()
         case Terminate(names=names):

@@ -10,14 +10,13 @@ import signal
 
 import msgspec
 
-from firstlight.base.errors import EngineError, FirstlightError
+from firstlight.base.errors import EngineError
 from firstlight.base.failure import Failure
 from firstlight.launch.commands import title
-from firstlight.launch.control import Death, LaunchState
+from firstlight.launch.control import LaunchState
+from firstlight.launch.events import FAILURE_CODES, Death, Stalled
 
 _INTERRUPTED = 130
-# Nobody's mistake but ours: what a rank says when it loses another one, or when something unforeseen broke.
-FAILURE_CODES = frozenset({EngineError.exit_code, FirstlightError.exit_code})
 _LESS_MEMORY = "lower --memory-fraction, --kv-memory or --max-model-len."
 _KILLED = {
     True: f"The kernel ended it for want of memory: {_LESS_MEMORY}",
@@ -28,21 +27,35 @@ _NATIVE_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, s
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The end of a run. `failure` None: it was asked to end, and did. `death` is the one that explains it."""
+    """The end of a run, or why it does not go on. `failure` None: it was asked to end, and did.
+
+    `death` or `stall` is the one that explains it.
+    """
 
     exit_code: int
     failure: Failure | None = None
     death: Death | None = None
+    stall: Stalled | None = None
+
+    @property
+    def subject(self) -> str:
+        """The process to blame; empty if that is not known."""
+        by = self.death or self.stall
+        return by.name if by is not None else ""
 
 
 def verdict(state: LaunchState) -> Verdict:
     """What the supervisor says and returns at the end of a run, and to clients as soon as it is lost."""
-    if state.stall is not None:
-        return Verdict(state.stall.failure.exit_code, state.stall.failure)
-    death = min(state.deaths, key=_place)
+    death = min(state.deaths, key=_place, default=None)
+    if state.stall is not None and (death is None or death.told):
+        return Verdict(state.stall.failure.exit_code, state.stall.failure, stall=state.stall)
+    assert death is not None, "there is no verdict on a run that goes on"
     if state.asked and death.told:
         return Verdict(_INTERRUPTED if state.was_killed else 0)
     failure = death.failure or _guess(death)
+    if state.stall is not None:
+        message = f"{failure.message} Before that nothing moved: {state.stall.failure.message}"
+        failure = msgspec.structs.replace(failure, message=message)
     return Verdict(failure.exit_code, failure, death)
 
 

@@ -16,7 +16,8 @@ from firstlight.base.clock import Clock
 from firstlight.base.config import RunConfig
 from firstlight.launch.backends.protocol import Follower
 from firstlight.launch.commands import API
-from firstlight.launch.control import Event, Recovered, Stalled
+from firstlight.launch.control import OnStall
+from firstlight.launch.events import Event, Recovered, Stalled
 from firstlight.launch.pulse import Pulses, has_work, is_serving, read_mark
 
 _LOOK_S = 0.5
@@ -51,11 +52,6 @@ class Watch:
     def stop(self) -> None:
         """The run is told to end: who stands still then is somebody else's business."""
         self._end.set()
-
-    @property
-    def verdict(self) -> Stalled | None:
-        """On what stands still now, as it was told."""
-        return self._verdict
 
     def join(self) -> None:
         """Wait for the thread's end; an examination has its deadlines."""
@@ -120,7 +116,9 @@ class Watch:
         """Two looks of the doctor; then, unless it is proven, wait until the verdict is due."""
         from firstlight.launch.examination import examine_run  # see there
 
-        found = examine_run(self._follower.target(), self._follower.thresholds(boxes), quiet_s)
+        is_final = self._config.launch.on_stall != OnStall.REPORT.value
+        target, thresholds = self._follower.target(), self._follower.thresholds(boxes)
+        found = examine_run(target, thresholds, quiet_s, is_final=is_final)
         verdict = found.verdict
         if verdict is None or self._end.is_set():
             # Only what really moved starts the time anew: who is merely busy has to show something some day.

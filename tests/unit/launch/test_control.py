@@ -11,6 +11,13 @@ from firstlight.launch.control import (
     DRAIN_MARGIN_S,
     LAST_WORDS_S,
     LEAVE_S,
+    SETTLE_S,
+    LaunchState,
+    OnStall,
+    Stage,
+    step,
+)
+from firstlight.launch.events import (
     Accept,
     Action,
     Death,
@@ -18,19 +25,15 @@ from firstlight.launch.control import (
     Event,
     HandOver,
     Kill,
-    LaunchState,
-    OnStall,
     Probe,
     Probed,
     Recovered,
     Refuse,
-    Stage,
     Stalled,
     StopAsked,
     TakeBack,
     Terminate,
     Tick,
-    step,
 )
 from firstlight.launch.verdict import verdict
 
@@ -116,7 +119,7 @@ def test_a_second_interrupt_kills() -> None:
 def test_a_rank_that_fails_takes_the_run_down_with_its_own_exit_code() -> None:
     failure = Failure("model.gguf is cut short", "fetch it again", 3)
     state, actions = play(death("rank-0", 2.0, ExitCause(3), failure), death("api", 2.2, TERMED))
-    assert actions == [Terminate(("api",))]
+    assert actions == [TakeBack(), Terminate(("api",))]
     assert verdict(state).exit_code == 3
     assert verdict(state).failure == failure
 
@@ -243,6 +246,52 @@ def test_a_death_among_those_who_stand_still_ends_the_run() -> None:
     state, actions = play(*READY, (20.0, STALL), death("rank-1", 21.0, KILLED), ranks=2)
     assert actions[2:] == [Refuse(), Refuse(for_good=True), Kill(("rank-0",))]
     assert state.stage is Stage.LOST
+
+
+COMPLAINT = Failure("rank 1 lost rank 0.", "read the log of rank 0", 6)
+
+
+def test_a_complaint_waits_for_the_news_of_whom_it_is_about() -> None:
+    """Who left without a word is the cause, whoever is heard of first; clients are told once, and that."""
+    history = (*READY, death("rank-1", 9.0, ExitCause(6), COMPLAINT))
+    state, actions = play(*history, (9.1, Tick()), death("rank-0", 9.2, KILLED), ranks=2)
+    assert actions[2:] == [Terminate(("rank-0",)), Refuse(for_good=True)]
+    told = verdict(state)
+    assert told.failure is not None
+    assert "rank 0 was ended by SIGKILL" in told.failure.message
+    state, _ = step(state, Tick(), 9.2 + LAST_WORDS_S)
+    state, _ = step(state, death("api", 9.9, CLEAN)[1], 9.9)
+    assert (state.stage, verdict(state)) == (Stage.ENDED, told)
+
+
+def test_a_complaint_is_the_verdict_where_nothing_else_is_heard() -> None:
+    history = (*READY, death("rank-1", 9.0, ExitCause(6), COMPLAINT), (9.0 + SETTLE_S, Tick()))
+    state, actions = play(*history, (9.6, Tick()), death("rank-0", 9.7, TERMED), ranks=2)
+    assert actions[2:] == [Terminate(("rank-0",)), Refuse(for_good=True)]
+    assert verdict(state).failure == COMPLAINT
+    _, actions = play(*history[:3], death("rank-0", 9.1, TERMED), ranks=2)
+    assert actions[2:] == [Terminate(("rank-0",)), Refuse(for_good=True)]
+
+
+def test_a_start_that_fails_is_told_on_the_port_with_its_cause() -> None:
+    history = (death("rank-1", 2.0, ExitCause(6), COMPLAINT), (2.1, Tick()), death("rank-0", 2.2, KILLED))
+    state, actions = play(*history, (2.3, Tick()), ranks=2)
+    assert actions == [Terminate(("rank-0", "api")), TakeBack()]
+    state, actions = play(history[0], (2.0 + SETTLE_S, Tick()), (2.6, Tick()), ranks=2)
+    assert actions == [Terminate(("rank-0", "api")), TakeBack()]
+    assert verdict(state).failure == COMPLAINT
+
+
+def test_who_stops_a_start_is_not_told_of_it_as_of_a_failure() -> None:
+    _, actions = play((1.0, StopAsked()), death("rank-0", 1.2, KILLED), (2.0, Tick()))
+    assert actions == [Terminate(("rank-0", "api"))]
+
+
+def test_a_death_after_a_stall_is_the_verdict_with_the_stall_before_it() -> None:
+    state, _ = play(*READY, (20.0, STALL), death("rank-1", 21.0, KILLED), ranks=2)
+    failure = verdict(state).failure
+    assert failure is not None
+    assert failure.message == ("rank 1 was ended by SIGKILL. Before that nothing moved: rank 1 is stopped.")
 
 
 @pytest.mark.parametrize("on_stall", [OnStall.EXIT, OnStall.RESTART])

@@ -14,10 +14,12 @@ import pytest
 from firstlight.base.failure import Failure
 from firstlight.doctor.supervisor_socket import SOCKET_FILE, VERDICT, ask_supervisor
 from firstlight.launch import doctor_socket
-from firstlight.launch.control import Stalled
 from firstlight.launch.doctor_socket import DoctorSocket
+from firstlight.launch.events import Stalled
+from firstlight.launch.verdict import Verdict
 
-STALLED = Stalled(Failure("rank 0 is stopped.", "let it go on.", 6), "rank-0")
+STOPPED = Failure("rank 0 is stopped.", "let it go on.", 6)
+STALLED = Verdict(6, STOPPED, stall=Stalled(STOPPED, "rank-0"))
 
 
 def ask_raw(run_dir: Path, data: bytes) -> bytes:
@@ -29,7 +31,7 @@ def ask_raw(run_dir: Path, data: bytes) -> bytes:
 
 
 def test_the_latest_verdict_is_told(tmp_path: Path) -> None:
-    verdicts: list[Stalled | None] = [None]
+    verdicts: list[Verdict | None] = [None]
     server = DoctorSocket(tmp_path, lambda: verdicts[0])
     try:
         assert stat.S_IMODE((tmp_path / SOCKET_FILE).stat().st_mode) == 0o600

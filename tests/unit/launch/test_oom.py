@@ -61,7 +61,9 @@ def test_who_was_killed_by_us_was_not_by_the_kernel(tmp_path: Path) -> None:
     obituaries.told("rank-0", signal.SIGKILL)
     assert obituaries.write("rank-0", 10, KILLED) is False
     assert obituaries.write("api", 11, KILLED) is True
-    assert read_exit_notes(tmp_path)["api"].told
+    notes = read_exit_notes(tmp_path)
+    assert notes["rank-0"].told
+    assert not notes["api"].told  # it was asked to leave, and did not get to
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,18 @@ from firstlight.base.config import EngineSection, ModelSection, RunConfig, Serve
 from firstlight.base.errors import EngineError, UsageError
 from firstlight.base.exit_notes import ExitNote, write_exit_note
 from firstlight.base.failure import Failure
+from firstlight.base.process import ExitCause
+from firstlight.base.run_verdict import last_run_verdict
 from firstlight.cli.ps import table
 from firstlight.launch import stop
-from firstlight.launch.control import Stalled
 from firstlight.launch.doctor_socket import DoctorSocket
+from firstlight.launch.events import Death, Stalled
+from firstlight.launch.logs import keep_verdict, withdraw_verdict
 from firstlight.launch.run_directory import RunDirectory, make_run_directory
 from firstlight.launch.run_record import RunRecord
 from firstlight.launch.runs import ProcessView, find_run, list_runs, status_of
 from firstlight.launch.stop import stop_run
+from firstlight.launch.verdict import Verdict
 
 
 @pytest.fixture
@@ -71,7 +75,8 @@ def test_a_run_and_its_processes(run: RunDirectory) -> None:
 
 def test_a_run_that_stands_still_says_why(run: RunDirectory) -> None:
     fill(run)
-    stalled = Stalled(Failure("rank 0 (pid 7) is stopped.", "let it go on", 6), "rank-0")
+    failure = Failure("rank 0 (pid 7) is stopped.", "let it go on", 6)
+    stalled = Verdict(6, failure, stall=Stalled(failure, "rank-0"))
     socket = DoctorSocket(run.path, lambda: stalled)
     try:
         (shown,) = list_runs()
@@ -81,6 +86,34 @@ def test_a_run_that_stands_still_says_why(run: RunDirectory) -> None:
         socket.close()
     (shown,) = list_runs()
     assert (shown.status, shown.verdict) == ("starting", "")
+
+
+@pytest.mark.usefixtures("run")
+def test_the_verdict_of_a_run_that_has_ended_is_in_its_record() -> None:
+    run = make_run_directory()
+    fill(run)
+    killed = Failure("rank 0 was ended by SIGKILL.", "find out who did", 6)
+    keep_verdict(run.path, Verdict(6, killed, Death("rank-0", 1.0, ExitCause(None, 9))))
+    run.close(keep_logs=True)
+    shown, _ = list_runs(with_ended=True)
+    assert (shown.status, shown.verdict, shown.what_to_do) == ("ended", killed.message, killed.hint)
+    assert table([shown])[-1] == f"{run.path} is ended: rank 0 was ended by SIGKILL."
+
+
+def test_a_verdict_that_was_withdrawn_counts_no_more_and_stays_in_the_record(run: RunDirectory) -> None:
+    fill(run)
+    failure = Failure("rank 0 (pid 7) is stopped.", "let it go on", 6)
+    stall = Stalled(failure, "rank-0", "process-stopped", "proved")
+    keep_verdict(run.path, Verdict(6, failure, stall=stall))
+    first = last_run_verdict(run.path)
+    keep_verdict(run.path, Verdict(6, failure, stall=Stalled(failure, "rank-0")))  # the same once more
+    assert last_run_verdict(run.path) == first
+    assert [one.status for one in list_runs()] == ["stuck"]
+    withdraw_verdict(run.path)
+    assert [(one.status, one.verdict) for one in list_runs()] == [("starting", "")]
+    last = last_run_verdict(run.path)
+    assert last is not None
+    assert (last.message, last.cause, last.withdrawn_s is None) == (failure.message, "process-stopped", False)
 
 
 def test_a_run_that_has_written_nothing_yet_is_one_too(run: RunDirectory) -> None:
@@ -124,7 +157,8 @@ def test_an_api_that_the_supervisor_ended_itself_is_lost_and_not_stopping(run: R
     fill(run)
     write_exit_note(run.path, note("api", told=True))
     assert list_runs()[0].status == "stopping"
-    stalled = Stalled(Failure("the api process (pid 7) is stopped.", "let it go on", 6), "api")
+    failure = Failure("the api process (pid 7) is stopped.", "let it go on", 6)
+    stalled = Verdict(6, failure, stall=Stalled(failure, "api"))
     socket = DoctorSocket(run.path, lambda: stalled, lambda: "lost")
     try:
         (shown,) = list_runs()

@@ -6,17 +6,10 @@ from collections.abc import Sequence
 
 from firstlight.base.failure import Failure
 from firstlight.base.process import ExitCause
-from firstlight.launch.control import (
-    Death,
-    EngineReady,
-    Event,
-    LaunchState,
-    Probed,
-    Stage,
-    Stalled,
-    StopAsked,
-)
+from firstlight.launch.control import LaunchState, Stage
+from firstlight.launch.events import Death, EngineReady, Event, Probed, Stalled, StopAsked
 from firstlight.launch.supervisor import supervise
+from firstlight.launch.verdict import Verdict
 
 
 class ScriptedWorld:
@@ -48,11 +41,11 @@ class ScriptedWorld:
     def hand_over(self) -> None:
         self.told.append("hand over")
 
-    def take_back(self, failure: Failure | None) -> None:
-        self.told.append(f"take back: {failure.message if failure else None}")
+    def take_back(self, end: Verdict) -> None:
+        self.told.append(f"take back: {end.failure.message if end.failure else None}")
 
-    def refuse(self, failure: Failure | None, *, for_good: bool) -> None:
-        self.told.append(f"refuse{' for good' * for_good}: {failure.message if failure else None}")
+    def refuse(self, end: Verdict, *, for_good: bool) -> None:
+        self.told.append(f"refuse{' for good' * for_good}: {end.failure.message if end.failure else None}")
 
     def accept(self) -> None:
         self.told.append("accept")
@@ -82,7 +75,7 @@ def test_events_of_one_look_are_handled_in_order() -> None:
     world = ScriptedWorld(batches=[[Death("rank-0", 1, crash), Death("api", 1, crash)]], probes=[])
     end = supervise(LaunchState(running=("rank-0", "api"), drain_s=1.0), world, world)
     assert [death.name for death in end.deaths] == ["rank-0", "api"]
-    assert world.told == ["terminate api"]
+    assert world.told == ["take back: rank 0 ended with exit code 1.", "terminate api"]
 
 
 def test_a_lost_rank_is_told_to_clients_before_the_run_ends() -> None:

@@ -22,6 +22,7 @@ from firstlight.doctor.collect.pci import PCI
 from firstlight.doctor.collect.probes import GENERATION, HTTP, LOAD
 from firstlight.doctor.collect.process_state import INPUT_OUTPUT, LIMITS, MEMORY, STATE
 from firstlight.doctor.collect.ras import RAS
+from firstlight.doctor.collect.run_verdicts import RUN_VERDICTS
 from firstlight.doctor.collect.scene import Collector
 from firstlight.doctor.collect.sockets import SOCKETS
 from firstlight.doctor.collect.stacks import STACKS
@@ -60,6 +61,7 @@ COLLECTORS: tuple[Collector, ...] = (
     PCI,
     KERNEL_LOG,
     LOAD,
+    RUN_VERDICTS,
 )
 
 # For who watches all the time and wants a verdict within seconds: nothing that asks a process which may not
