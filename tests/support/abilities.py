@@ -40,9 +40,20 @@ def _mount_namespace() -> str:
     return "" if asked.returncode == 0 else f"may not mount: {asked.stderr.strip()}"
 
 
+def _memory_cgroup() -> str:
+    group = f"/sys/fs/cgroup/memory/firstlight-ask-{os.getpid()}"
+    try:
+        os.mkdir(group)
+        os.rmdir(group)
+    except OSError as error:
+        return f"no control group of memory (version 1) can be made: {error.strerror}"
+    return ""
+
+
 ABILITIES: dict[str, Callable[[], str]] = {
     "fuse": _fuse,
     "mount namespace": _mount_namespace,
+    "memory cgroup": _memory_cgroup,
     "tmux": lambda: _program("tmux", "tmux"),
     "screen": lambda: _program("screen", "screen"),
     "systemd-analyze": lambda: _program("systemd-analyze", "systemd"),

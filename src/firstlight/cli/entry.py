@@ -24,6 +24,8 @@ def main() -> None:
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is to be ignored
     if is_ours:  # noted only: an import that is broken off in the middle says so in many lines
         signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    if os.getpid() == 1:  # a container's first process ends by no signal that it does not handle
+        signal.signal(signal.SIGTERM, lambda number, _: interrupts.append(number))
     early = None
     try:
         if sys.argv[1:2] == ["serve"]:
@@ -34,6 +36,8 @@ def main() -> None:
 
         if is_ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if os.getpid() == 1:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         if interrupts:
             raise KeyboardInterrupt
         run()

@@ -32,7 +32,7 @@ from firstlight.launch.events import Death, EngineReady, Event, Probed, StopAske
 from firstlight.launch.janitor_process import Janitor
 from firstlight.launch.logs import log_path, note_orphan
 from firstlight.launch.obituaries import Obituaries
-from firstlight.launch.orphans import adopt_orphans, reap_orphans
+from firstlight.launch.orphans import Strays, adopt_orphans, reap_orphans
 from firstlight.launch.output import ChildOutput, OutputLine
 from firstlight.launch.public_side import PublicSide
 from firstlight.launch.verdict import Verdict
@@ -72,6 +72,7 @@ class Children:
         self._pidfds: dict[str, int] = {}
         self._happened: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._pids: dict[str, int] = {}
+        self._strays = Strays()
         self._obituaries = Obituaries(config.run_dir)
         self._watch = Watch(config, self._pids, self._tell, clock, self._follower)
 
@@ -113,6 +114,7 @@ class Children:
         self._empty_wake_up()
         self._public.beat()
         self._bury_orphans()
+        self._strays.reap(self._clock.now_s())
         events = [*self._progress(stage), *self._deaths()]
         with contextlib.suppress(queue.Empty):
             while True:

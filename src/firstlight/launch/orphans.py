@@ -1,7 +1,8 @@
 """What the ranks leave when they die: their own children become ours, and none is lost or left a zombie.
 
 Used by `children`. Linux only; elsewhere orphans go to the system's first process. Invariant: a process that
-somebody else in this program waits for is never taken from him: only members of the children's sessions are.
+somebody else in this program waits for is never taken from him: members of the children's sessions are taken
+at once; others only where we are the first process of a container, and after a time in which nobody did.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from firstlight.base.proc_stat import read_proc_stat
 from firstlight.base.process import ExitCause
 
 _PR_SET_CHILD_SUBREAPER = 36
+_STRAY_S = 5.0  # longer than anybody here takes to wait for a child of his own
 
 
 class Orphan(msgspec.Struct, frozen=True):
@@ -49,6 +51,26 @@ def reap_orphans(sessions: AbstractSet[int]) -> list[Orphan]:
                 cause = ExitCause.from_returncode(os.waitstatus_to_exitcode(status))
                 found.append(Orphan(pid, session, cause))
     return found
+
+
+class Strays:
+    """The dead that nobody waits for, where we are a container's first process: what `docker exec` leaves."""
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._is_first = (os.getpid() if pid is None else pid) == 1
+        self._since_s: dict[int, float] = {}
+
+    def reap(self, now_s: float) -> list[int]:
+        """Wait for those that have been dead for some seconds; their pids."""
+        if not self._is_first:
+            return []
+        dead = {pid for pid in _children() if _session_of_zombie(pid) is not None}
+        self._since_s = {pid: self._since_s.get(pid, now_s) for pid in dead}
+        reaped = [pid for pid, since_s in self._since_s.items() if now_s - since_s >= _STRAY_S]
+        for pid in reaped:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return reaped
 
 
 def _children() -> list[int]:
