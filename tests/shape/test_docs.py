@@ -40,6 +40,7 @@ def test_the_limits_are_those_of_the_server() -> None:
     server, engine = ServerSection(), EngineSection(threads=1)
     assert rows == {
         "`--max-body`": f"{server.max_body_bytes >> 20} MiB",
+        "`--max-connections`": f"{server.max_connections}",
         "`--max-queue`": f"{engine.max_queue}",
         "`--max-choices`, `--max-batch-prompts`": f"{server.max_choices}, {server.max_batch_prompts}",
         "`--max-stop`, `--max-stop-chars`": f"{server.max_stop}, {server.max_stop_chars}",
