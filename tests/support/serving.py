@@ -88,11 +88,15 @@ def byte_tokenizer() -> Tokenizer:
 
 
 class RunningServer:
-    """`firstlight serve MODEL FLAGS` on a free port. `url` has no "/v1"; `lines` is what it has printed."""
+    """`firstlight serve MODEL FLAGS` on a free port; without a model, the embedded one.
 
-    def __init__(self, model: Path | str, *flags: str) -> None:
+    `url` has no "/v1"; `lines` is what it has printed.
+    """
+
+    def __init__(self, model: Path | str | None, *flags: str) -> None:
         where = () if "--uds" in flags else ("--port", "0")
-        command = [sys.executable, "-m", "firstlight", "serve", str(model), *where, *flags]
+        named = () if model is None else (str(model),)
+        command = [sys.executable, "-m", "firstlight", "serve", *named, *where, *flags]
         self.started_s = time.monotonic()
         self.ready_s = 0.0
         self.lines: list[str] = []

@@ -28,6 +28,10 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True):
     trust_remote_code: bool = False  # run the folder's own code where its tokenizer cannot be read without
 
 
+# What makes a step large, with the names of the settings.
+STEP_SIZES = {"max_batched_tokens": "max-batched-tokens", "max_num_seqs": "max-num-seqs"}
+
+
 class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of the engine. 0 means: resolved at start from the memory budget and the model."""
 
@@ -38,6 +42,8 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
     cpu_kernels: str = "auto"  # "native": our own; "stock": PyTorch's; "auto": our own where they load
     max_num_seqs: int = 256  # sequences in one step
     max_batched_tokens: int = 512  # token budget of one step: a longer prompt is prefilled in chunks
+    # What gives way where memory is short, as nobody asked for it: those two, memory_fraction, drafter.
+    shrinks: tuple[str, ...] = ()
     page_size_tokens: int = 16
     max_model_len: int = 0
     kv_memory_bytes: int = 0

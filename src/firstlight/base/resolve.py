@@ -18,6 +18,7 @@ import msgspec
 
 from firstlight.base.config import (
     MIN_MODEL_LEN,
+    STEP_SIZES,
     EngineSection,
     LaunchSection,
     ModelSection,
@@ -108,7 +109,9 @@ def resolve(sources: Sequence[Given], cores: int) -> Resolved:
     given = frozenset(reasons)
     server = ServerSection(**fields["server"])
     _check_server(server, set(reasons))
-    engine, reasons["threads"] = _with_threads(EngineSection(**fields["engine"]), cores)
+    may_shrink = {**STEP_SIZES, "memory_fraction": "memory-fraction", "drafter": "drafter"}
+    shrinks = tuple(field for field, name in may_shrink.items() if name not in given)
+    engine, reasons["threads"] = _with_threads(EngineSection(**fields["engine"], shrinks=shrinks), cores)
     check_engine(engine)
     model = ModelSection(path="", **fields["model"])
     launch = LaunchSection(**fields["launch"])

@@ -6,12 +6,13 @@ is allocated later, so that our own sizing never meets the out-of-memory killer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from firstlight.base.config import EngineSection
+from firstlight.base.config import STEP_SIZES, EngineSection
 from firstlight.base.errors import ResourceError
 from firstlight.engine.kv import token_row_bytes
 from firstlight.engine.scheduler import MAX_DRAFT_ROWS
@@ -27,7 +28,6 @@ from firstlight.facts.memory import (
 )
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import AttentionShape, MatrixKind
-from firstlight.ops.sparse_attention import MAX_KEPT_SCORES
 
 # Without --kv-memory: this much KV, or one sequence of the full length, whichever is more. A model server on
 # a laptop should not fill its memory with old prefixes.
@@ -35,8 +35,9 @@ DEFAULT_KV_BYTES = 288 * 2**20
 SMALLEST_MODEL_LEN = 512
 # A second layout of the weights is allowed if they take no more than this share of what may be planned for.
 SECOND_LAYOUT_SHARE = 0.3
-# Sparse attention keeps a column index, a mask value and the score itself of a step.
-BYTES_PER_SCORE = 16
+# Steps are made smaller where memory is short, down to these, before the model's length is.
+LAST_FRACTION = 0.97  # of the available memory, before a start is refused
+SMALLEST_STEP = {"max_batched_tokens": 64, "max_num_seqs": 8}
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,10 @@ def allows_two_layouts(kinds: Sequence[MatrixKind], available_bytes: int, sectio
 def resolve_sizes(section: EngineSection, needs: Needs, available_bytes: int) -> Sizes:
     """Fills in the zeros of the section. Raises a `ResourceError` with the remedy."""
     model_len = section.max_model_len or needs.description.max_position
-    request = _request(section, needs, available_bytes)
-    budget, fitting_len = _fit(request, model_len, section)
+    asked = section
+    section, budget, fitting_len = _fit_step(asked, needs, available_bytes, model_len)
     notes = budget.explain() + _density_notes(needs) + _draft_notes(needs.extra, section)
+    notes[:0] = _step_notes(asked, section)
     if fitting_len < model_len:
         why = "--kv-memory holds no more" if section.kv_memory_bytes else "memory does not suffice"
         notes.insert(0, f"max_model_len {fitting_len} instead of the model's {model_len}: {why}")
@@ -78,15 +80,70 @@ def resolve_sizes(section: EngineSection, needs: Needs, available_bytes: int) ->
     return Sizes(section, budget.num_pages + 1, tuple(notes))
 
 
+def _fit_step(
+    section: EngineSection, needs: Needs, available_bytes: int, model_len: int
+) -> tuple[EngineSection, MemoryBudget, int]:
+    """The largest step that leaves room for a sequence of `model_len`; where none does, the smallest one, and
+    the length that fits beside it."""
+    steps = list(_smaller_steps(section))
+    for step in steps[:-1]:
+        request = _request(step, needs, available_bytes)
+        with contextlib.suppress(ResourceError):
+            return step, compute_budget(_with_length(request, model_len)), model_len
+    smallest = steps[-1]
+    if "memory_fraction" in section.shrinks:
+        with contextlib.suppress(ResourceError):
+            return smallest, *_fit(_request(smallest, needs, available_bytes), model_len, smallest)
+        fraction = max(LAST_FRACTION, section.memory_fraction)
+        smallest = structs.replace(smallest, memory_fraction=fraction)
+    return smallest, *_fit(_request(smallest, needs, available_bytes), model_len, smallest)
+
+
+def _smaller_steps(section: EngineSection) -> Iterator[EngineSection]:
+    """The section, and then with half the step, as far as nobody asked for its size."""
+    while True:
+        yield section
+        sizes = {name: _half(section, name) for name in STEP_SIZES if name in section.shrinks}
+        smaller = structs.replace(section, **sizes)
+        if "max_batched_tokens" in sizes:  # each sequence needs a token in every step
+            least = max(smaller.max_batched_tokens, smaller.max_num_seqs)
+            smaller = structs.replace(smaller, max_batched_tokens=least)
+        if _step(smaller) == _step(section):
+            return
+        section = smaller
+
+
+def _half(section: EngineSection, name: str) -> int:
+    size = int(getattr(section, name))
+    return min(size, max(SMALLEST_STEP[name], size // 2))
+
+
+def _step(section: EngineSection) -> tuple[int, int]:
+    return section.max_batched_tokens, section.max_num_seqs
+
+
+def _step_notes(asked: EngineSection, section: EngineSection) -> list[str]:
+    if _step(asked) == _step(section):
+        return []
+    (tokens, sequences), before = _step(section), _step(asked)
+    return [
+        f"max_batched_tokens {tokens} instead of {before[0]}, max_num_seqs {sequences} instead of "
+        f"{before[1]}: memory does not suffice for larger steps"
+    ]
+
+
+def _with_length(request: BudgetRequest, model_len: int) -> BudgetRequest:
+    default_tokens = DEFAULT_KV_BYTES // request.page_bytes * request.page_size_tokens
+    return replace(request, min_tokens=model_len, max_tokens=max(model_len, default_tokens))
+
+
 def _fit(request: BudgetRequest, wanted: int, section: EngineSection) -> tuple[MemoryBudget, int]:
     """The budget for a length of `wanted`; unless the user set it, for half as long as often as it takes."""
-    default_tokens = DEFAULT_KV_BYTES // request.page_bytes * section.page_size_tokens
     shortest = wanted if section.max_model_len else min(wanted, SMALLEST_MODEL_LEN)
     model_len = wanted
     while True:
-        request = replace(request, min_tokens=model_len, max_tokens=max(model_len, default_tokens))
         try:
-            return compute_budget(request), model_len
+            return compute_budget(_with_length(request, model_len)), model_len
         except ResourceError:
             model_len //= 2
             if model_len < shortest:
@@ -97,20 +154,34 @@ def _request(section: EngineSection, needs: Needs, available_bytes: int) -> Budg
     ops, description = needs.declare.ops, needs.description
     rows = token_row_bytes(needs.shape, ops)
     token_bytes = kv_bytes_per_token(description, rows, needs.shape.num_kv_heads)
-    weight_bytes = sum(ops.resident_bytes(kind) for kind in needs.kinds) + _embedding_bytes(description)
+    weight_bytes = sum(ops.resident_bytes(kind) for kind in needs.kinds) + _embedding_bytes(needs)
     weight_bytes += needs.extra.weight_bytes
     return BudgetRequest(
         available_bytes=available_bytes,
         fraction=section.memory_fraction,
         weight_bytes=weight_bytes,
         workspace_bytes=_workspace_bytes(section, needs),
+        loading_bytes=max(ops.loading_bytes(kind) for kind in needs.kinds),
         page_bytes=(token_bytes + needs.extra.token_bytes) * section.page_size_tokens,
         page_size_tokens=section.page_size_tokens,
         min_tokens=0,
         max_tokens=0,
         kv_memory_bytes=section.kv_memory_bytes,
         num_ranks=needs.declare.group.size if ops.device.type == "cpu" else 1,
+        remedies=_remedies(section, needs),
     )
+
+
+def _remedies(section: EngineSection, needs: Needs) -> tuple[str, ...]:
+    """What was asked for and takes memory: it was not made smaller, but could be."""
+    found = [
+        f"lower --{flag} to {SMALLEST_STEP[name]}"
+        for name, flag in STEP_SIZES.items()
+        if getattr(section, name) > SMALLEST_STEP[name]
+    ]
+    if needs.extra != Extra():
+        found.append("serve without drafts (--drafter none)")
+    return tuple(found)
 
 
 def _density_notes(needs: Needs) -> list[str]:
@@ -136,17 +207,21 @@ def _draft_notes(extra: Extra, section: EngineSection) -> list[str]:
     return [f"of these the drafter: {format_bytes(extra.weight_bytes)} of weights, {page_bytes} of each page"]
 
 
-def _embedding_bytes(description: ModelDescription) -> int:
+def _embedding_bytes(needs: Needs) -> int:
+    description, declare = needs.description, needs.declare
+    if description.tie_embeddings and declare.ops.hands_out_rows and declare.group.size == 1:
+        return 0
     return description.vocab_size * description.hidden_size * 2
 
 
 def _workspace_bytes(section: EngineSection, needs: Needs) -> int:
-    """The largest step: activations, logits and their copies; and while loading, one matrix in float32."""
-    description = needs.description
-    most = max(section.max_num_seqs, MAX_DRAFT_ROWS) if section.drafts else section.max_num_seqs
+    """The largest step: activations, logits and their copies."""
+    description, ops = needs.description, needs.declare.ops
+    most = section.max_num_seqs
+    if section.drafts:
+        drafts = section.draft_nodes or section.draft_tokens * section.draft_top_k
+        most = max(most, min(MAX_DRAFT_ROWS, most * (1 + drafts)))
+    most = min(most, section.max_batched_tokens)
     step = step_bytes(description, section.max_batched_tokens, most, needs.shape.num_heads)
-    # A history is padded to at most twice its length.
-    most_scores = section.max_batched_tokens * description.num_heads * 2 * description.max_position
-    scores = min(MAX_KEPT_SCORES, most_scores) * BYTES_PER_SCORE
-    loading = 2 * max(kind.shape[0] * kind.shape[1] for kind in needs.kinds) * 4
-    return max(step + scores, loading)
+    scores = ops.attention_bytes(needs.shape, section.max_batched_tokens, description.max_position)
+    return step + scores

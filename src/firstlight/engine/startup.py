@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
 import torch
 
 from firstlight.base.blackbox.recorder import Recorder
-from firstlight.base.config import EngineSection
-from firstlight.base.errors import EngineError, UnsupportedError
+from firstlight.base.config import STEP_SIZES, EngineSection
+from firstlight.base.errors import EngineError, ResourceError, UnsupportedError
+from firstlight.base.heap import give_back_heap
 from firstlight.engine.assemble import load_weights, make_runner
 from firstlight.engine.core import EngineCore, Execute
 from firstlight.engine.kv import KVPool, token_row_bytes
@@ -118,7 +119,14 @@ def start(
     shape = attention_shape(description, group.rank, group.size)
     extra = drafting.extra(ops) if drafting is not None else Extra()
     needs = Needs(description, declare, kinds, shape, extra)
-    sizes = _agree(resolve_sizes(section, needs, available_bytes), group)
+    try:
+        sizes = resolve_sizes(section, needs, available_bytes)
+    except ResourceError:
+        if drafting is None or "drafter" not in section.shrinks:
+            raise
+        drafting = None
+        sizes = _without_drafter(section, needs, ops)
+    sizes = _agree(sizes, group)
     loaded = load_weights(checkpoint, declare, lambda done, total: report("weights", done, total, "bytes"))
     pool = _make_pool(description.num_layers, sizes, shape, ops, report)
     runner = make_runner(decoder, ops, pool, sizes.section, group)
@@ -202,11 +210,21 @@ def _read_drafting(section: EngineSection, checkpoint: Checkpoint, report: Repor
     return drafting
 
 
+def _without_drafter(section: EngineSection, needs: Needs, ops: Backend) -> Sizes:
+    """The sizes where memory does not suffice for a drafter that nobody asked for, once it is forgotten."""
+    give_back_heap()
+    without = msgspec.structs.replace(section, drafter="none")
+    sizes = resolve_sizes(without, replace(needs, extra=Extra()), _available_bytes(ops))
+    note = "no drafter: memory does not suffice for the one that comes with the model"
+    return Sizes(sizes.section, sizes.num_pages, (note, *sizes.notes))
+
+
 def _agree(sizes: Sizes, group: Group) -> Sizes:
-    """Ranks may see different amounts of free memory: all take the shortest length and the smallest pool."""
-    model_len = group.agree_on_least("max_model_len", sizes.section.max_model_len)
+    """Ranks may see different amounts of free memory: all take the smallest step, length and pool."""
+    names = ("max_model_len", *STEP_SIZES)
+    least = {name: group.agree_on_least(name, getattr(sizes.section, name)) for name in names}
     num_pages = group.agree_on_least("pages", sizes.num_pages)
-    return Sizes(msgspec.structs.replace(sizes.section, max_model_len=model_len), num_pages, sizes.notes)
+    return Sizes(msgspec.structs.replace(sizes.section, **least), num_pages, sizes.notes)
 
 
 def _prepare(ops: Backend, kinds: list[MatrixKind], report: Report, two_copies: bool) -> None:

@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+# Of the page cache, at most half: without it every call would be read from the disk anew. The kernel's own
+# MemAvailable leaves out a part in the same way.
+RUNNING_CODE_BYTES = 16 * 2**20
 UNLIMITED_BYTES = 1 << 60  # version 1 writes a number near 2^63 for "no limit"
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """`available_bytes` of `limit_bytes` can still be taken, page cache that would be dropped counted as
-    free."""
+    """`available_bytes` of `limit_bytes` can still be taken: page cache that can be dropped counts as free,
+    but for what is needed of programs and libraries that are running."""
 
     limit_bytes: int
     available_bytes: int
@@ -52,10 +55,14 @@ def _folders(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def _memory(folder: Path, version: int) -> MemoryLimit | None:
-    limit_name, usage_name, cache_name = (
-        ("memory.max", "memory.current", "inactive_file")
+    limit_name, usage_name, cache_names = (
+        ("memory.max", "memory.current", ("inactive_file", "active_file"))
         if version == 2
-        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else (
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            ("total_inactive_file", "total_active_file"),
+        )
     )
     limit, usage = _number(_text(folder / limit_name)), _number(_text(folder / usage_name))
     if limit is None or usage is None or limit >= UNLIMITED_BYTES:
@@ -63,8 +70,9 @@ def _memory(folder: Path, version: int) -> MemoryLimit | None:
     cache_bytes = 0
     for line in _text(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
-        if name == cache_name:
-            cache_bytes = _number(value) or 0
+        if name in cache_names:
+            cache_bytes += _number(value) or 0
+    cache_bytes -= min(cache_bytes // 2, RUNNING_CODE_BYTES)
     return MemoryLimit(limit, max(0, limit - max(0, usage - cache_bytes)))
 
 

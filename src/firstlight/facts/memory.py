@@ -35,7 +35,8 @@ class BudgetRequest:
 
     `available_bytes` is free on the device that holds weights and pages, shared by `num_ranks` ranks.
     `min_tokens` must fit (the longest sequence); pages for more than `max_tokens` would never be used.
-    `kv_memory_bytes` fixes the size of the KV cache; 0 takes what is left.
+    `kv_memory_bytes` fixes the size of the KV cache; 0 takes what is left. `loading_bytes` are needed for one
+    matrix while it is laid out, before there are steps and pages.
     """
 
     available_bytes: int
@@ -47,6 +48,8 @@ class BudgetRequest:
     min_tokens: int
     max_tokens: int
     kv_memory_bytes: int = 0
+    loading_bytes: int = 0
+    remedies: tuple[str, ...] = ()  # what else would make it smaller, in the imperative
     num_ranks: int = 1
 
 
@@ -115,7 +118,8 @@ def compute_budget(request: BudgetRequest) -> MemoryBudget:
         reason = "as many as can be used" if num_pages == max_pages else "what is left"
     if num_pages < min_pages and request.kv_memory_bytes:
         raise _small_kv_memory(request, num_pages, min_pages)
-    if num_pages < min_pages or num_pages * request.page_bytes > left_bytes:
+    is_loadable = request.weight_bytes + request.loading_bytes <= planned_bytes
+    if num_pages < min_pages or num_pages * request.page_bytes > left_bytes or not is_loadable:
         raise _too_little(request, planned_bytes, max(min_pages, num_pages))
     kv_bytes = num_pages * request.page_bytes
     tokens = num_pages * request.page_size_tokens
@@ -144,7 +148,7 @@ def _pages(num_tokens: int, request: BudgetRequest) -> int:
 
 def _too_little(request: BudgetRequest, planned_bytes: int, num_pages: int) -> ResourceError:
     kv_bytes = num_pages * request.page_bytes
-    needed_bytes = request.weight_bytes + request.workspace_bytes + kv_bytes
+    needed_bytes = request.weight_bytes + max(request.workspace_bytes + kv_bytes, request.loading_bytes)
     fitting_pages = (planned_bytes - request.weight_bytes - request.workspace_bytes) // request.page_bytes
     remedies = []
     if request.kv_memory_bytes:
@@ -156,6 +160,7 @@ def _too_little(request: BudgetRequest, planned_bytes: int, num_pages: int) -> R
     needed_fraction = needed_bytes * request.num_ranks / max(1, request.available_bytes)
     if needed_fraction <= 0.95:
         remedies.append(f"raise --memory-fraction to {math.ceil(needed_fraction * 100) / 100:.2f}")
+    remedies += request.remedies
     remedies.append("free memory, or use a smaller or more strongly quantised model")
     sentence = ", or ".join(remedies)
     shared = f", shared by {request.num_ranks} ranks" if request.num_ranks > 1 else ""

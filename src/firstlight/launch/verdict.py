@@ -17,7 +17,10 @@ from firstlight.launch.control import LaunchState
 from firstlight.launch.events import FAILURE_CODES, Death, Stalled
 
 _INTERRUPTED = 130
-_LESS_MEMORY = "lower --memory-fraction, --kv-memory or --max-model-len."
+_LESS_MEMORY = (
+    "lower --memory-fraction, --kv-memory, --max-model-len, --max-num-seqs or --max-batched-tokens, leave "
+    "the drafter out (--drafter none), or give it more memory."
+)
 _KILLED = {
     True: f"The kernel ended it for want of memory: {_LESS_MEMORY}",
     False: "Somebody killed it, but not the kernel for want of memory: find out who did, and start again.",

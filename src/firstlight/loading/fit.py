@@ -7,11 +7,17 @@ torch. Invariant: what is refused here is refused with a value that works.
 from __future__ import annotations
 
 from firstlight.base.config import EngineSection
-from firstlight.base.errors import UsageError
+from firstlight.base.errors import ResourceError, UsageError
 from firstlight.base.resolve import check_engine
 from firstlight.facts.formats import SUPPORTED
+from firstlight.facts.machine import Machine
+from firstlight.facts.memory import format_bytes
 from firstlight.facts.tensor_facts import Checkpoint
 from firstlight.loading.plan import split_evenly
+
+# What a process has for itself alone once its imports are done: measured with PyTorch 2.13 on x86-64.
+RANK_BYTES = 150 * 2**20
+API_BYTES = 60 * 2**20
 
 
 def require_fit(checkpoint: Checkpoint, section: EngineSection) -> None:
@@ -28,6 +34,26 @@ def require_fit(checkpoint: Checkpoint, section: EngineSection) -> None:
     possible = possible_ranks(checkpoint)
     if section.tensor_parallel not in possible:
         raise _too_many_ranks(checkpoint, section.tensor_parallel, possible)
+
+
+def require_memory(checkpoint: Checkpoint, num_ranks: int, machine: Machine) -> None:
+    """Raises a `ResourceError` where not even the processes and the weights can have room.
+
+    Else the kernel would end a rank while it imports, which says nothing of the reason.
+    """
+    weight_bytes = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    needed_bytes = num_ranks * RANK_BYTES + API_BYTES + weight_bytes
+    if needed_bytes > machine.memory_available_bytes:
+        ranks = f"{num_ranks} ranks" if num_ranks > 1 else "a rank"
+        raise ResourceError(
+            f"Not enough memory: {ranks} with PyTorch ({format_bytes(num_ranks * RANK_BYTES)}), the api "
+            f"process ({format_bytes(API_BYTES)}) and the weights ({format_bytes(weight_bytes)}) take "
+            f"{format_bytes(needed_bytes)} before the first token, and "
+            f"{format_bytes(machine.memory_available_bytes)} are available ({machine.memory_reason}).",
+            "Give the container or service more (--memory, MemoryMax=, resources.limits.memory)"
+            + (", lower --tensor-parallel" if num_ranks > 1 else "")
+            + ", or use a smaller or more strongly quantised model.",
+        )
 
 
 def _require_experts(checkpoint: Checkpoint, num_ranks: int) -> None:

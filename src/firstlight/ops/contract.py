@@ -129,6 +129,7 @@ class Backend(Protocol):
     device: torch.device
     key_dtype: torch.dtype  # of the pool; int8: see `kv_rows`
     value_dtype: torch.dtype
+    hands_out_rows: bool  # whether every layout of a head can serve as the embedding too
     groups_take_order: bool  # whether weights of groups and of heads may have a `Matrix.order`
 
     def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
@@ -137,6 +138,14 @@ class Backend(Protocol):
 
     def resident_bytes(self, kind: MatrixKind) -> int:
         """What a matrix of this kind will take in its layouts; call after `prepare`."""
+        ...
+
+    def loading_bytes(self, kind: MatrixKind) -> int:
+        """What laying out a matrix of this kind takes beside its layouts, for the time of it."""
+        ...
+
+    def attention_bytes(self, shape: AttentionShape, num_tokens: int, max_position: int) -> int:
+        """What attention takes in a step of so many tokens, beside its inputs and outputs."""
         ...
 
     def layout_notes(self) -> list[str]:

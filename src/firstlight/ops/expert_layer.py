@@ -15,11 +15,12 @@ from typing import Protocol
 import torch
 
 from firstlight.facts.description import Experts
-from firstlight.ops.contract import GROUPED, LinearOp
+from firstlight.ops.contract import GROUPED, AttentionShape, LinearOp, MatrixKind
 from firstlight.ops.grouped import GroupByGroup
 from firstlight.ops.groups import ExpertLayerOp, GroupedLinearOp
 from firstlight.ops.matrix import Matrix
 from firstlight.ops.routing import choose_experts
+from firstlight.ops.sparse_attention import BYTES_PER_SCORE, MAX_KEPT_SCORES
 
 
 class SortedExperts:
@@ -72,9 +73,19 @@ class _Operators(Protocol):
 
 
 class ByOperators:
-    """Part of a backend: its products of groups and its experts, made of its own single products."""
+    """Part of a backend: its products of groups and its experts, made of its own single products, and what
+    stock operators take of memory."""
 
+    hands_out_rows = False
     groups_take_order = True
+
+    def loading_bytes(self, kind: MatrixKind) -> int:
+        """See `contract.Backend`: the matrix in float32, and another time where it is packed from that."""
+        return 2 * kind.shape[0] * kind.shape[1] * 4
+
+    def attention_bytes(self, shape: AttentionShape, num_tokens: int, max_position: int) -> int:
+        """See `contract.Backend`: scores; a history is padded to at most twice its length."""
+        return min(MAX_KEPT_SCORES, num_tokens * shape.num_heads * 2 * max_position) * BYTES_PER_SCORE
 
     def grouped_linear(self: _Operators, num_groups: int) -> GroupedLinearOp:
         """See `contract.Backend`."""

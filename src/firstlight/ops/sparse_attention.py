@@ -31,6 +31,7 @@ COARSE_UP_TO = 512  # beyond it, padding to powers of two would waste more than 
 MAX_SCORES_PER_CALL = 4 * 2**20
 # Up to this many scores the layout is kept for all layers, beyond it is made anew in each.
 MAX_KEPT_SCORES = 16 * 2**20
+BYTES_PER_SCORE = 16  # a column index, a mask value and the score itself
 
 
 @dataclass(frozen=True)

@@ -123,3 +123,57 @@ def test_two_layouts_only_where_memory_is_plentiful() -> None:
     kinds = [MatrixKind("layer", "Q4_1", (1000, 1000))] * 10  # 20 MB in one 16-bit layout
     assert allows_two_layouts(kinds, 10**9, EngineSection())
     assert not allows_two_layouts(kinds, 10**7, EngineSection())
+
+
+# --- where memory is short ---
+
+SHRINKS = ("max_batched_tokens", "max_num_seqs")
+
+
+def test_a_step_that_nobody_asked_for_gives_way_before_the_length(checkpoint: Checkpoint) -> None:
+    large = {"max_num_seqs": 256, "max_batched_tokens": 512}
+    with pytest.raises(ResourceError) as caught:
+        resolve(checkpoint, 50 * 10**6, **large, max_model_len=MAX_POSITION)
+    assert "--max-batched-tokens to 64" in caught.value.hint
+    assert "--max-num-seqs to 8" in caught.value.hint
+    sizes = resolve(checkpoint, 50 * 10**6, **large, shrinks=SHRINKS)
+    assert sizes.section.max_model_len == MAX_POSITION
+    assert sizes.section.max_batched_tokens < 512
+    assert "instead of 512" in sizes.notes[0]
+    assert "instead of 256" in sizes.notes[0]
+
+
+@pytest.mark.parametrize("asked", [{"max_num_seqs": 100}, {"max_batched_tokens": 200}])
+def test_what_was_asked_for_is_kept_and_a_step_has_a_token_for_each_sequence(
+    checkpoint: Checkpoint, asked: dict[str, int]
+) -> None:
+    kept = next(iter(asked))
+    values = {"max_num_seqs": 256, "max_batched_tokens": 512, **asked}
+    shrinks = tuple(name for name in SHRINKS if name != kept)
+    section = resolve(checkpoint, 140 * 10**6, **values, shrinks=shrinks).section
+    assert getattr(section, kept) == asked[kept]
+    assert section.max_num_seqs <= section.max_batched_tokens
+
+
+def test_small_steps_are_not_made_larger(checkpoint: Checkpoint) -> None:
+    section = resolve(checkpoint, 12_000_000, shrinks=SHRINKS).section
+    assert (section.max_num_seqs, section.max_batched_tokens) == (4, 16)
+
+
+def test_at_last_nearly_all_memory_is_planned_for(checkpoint: Checkpoint) -> None:
+    least = next(
+        nbytes for nbytes in range(2 * 10**6, 20 * 10**6, 10**5) if _fits(checkpoint, nbytes, shrinks=())
+    )
+    tighter = int(least * 0.92)
+    assert not _fits(checkpoint, tighter, shrinks=())
+    sizes = resolve(checkpoint, tighter, shrinks=("memory_fraction",))
+    assert sizes.section.memory_fraction == 0.97
+    assert "97% of" in "\n".join(sizes.notes)
+
+
+def _fits(checkpoint: Checkpoint, nbytes: int, **section: object) -> bool:
+    try:
+        resolve(checkpoint, nbytes, **section)
+    except ResourceError:
+        return False
+    return True

@@ -34,7 +34,7 @@ def test_version_2_with_the_tightest_ancestor(tmp_path: Path) -> None:
             "sys/fs/cgroup/outer/inner/cpu.max": "max 100000\n",
         },
     )
-    assert memory_limit(root) == MemoryLimit(1000, 500)
+    assert memory_limit(root) == MemoryLimit(1000, 400)
     assert cpu_quota(root) == 1.5
 
 
@@ -45,7 +45,7 @@ def test_version_1(tmp_path: Path) -> None:
             "proc/self/cgroup": "5:memory:/job\n4:cpu,cpuacct:/job\n1:name=systemd:/\n",
             "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "4096\n",
             "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "5000\n",
-            "sys/fs/cgroup/memory/job/memory.stat": "total_inactive_file 1000\n",
+            "sys/fs/cgroup/memory/job/memory.stat": "total_inactive_file 1000\ntotal_active_file 3000\n",
             "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
             "sys/fs/cgroup/memory/memory.usage_in_bytes": "5000\n",
             "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "400000\n",
@@ -54,7 +54,7 @@ def test_version_1(tmp_path: Path) -> None:
             "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
         },
     )
-    assert memory_limit(root) == MemoryLimit(4096, 96)
+    assert memory_limit(root) == MemoryLimit(4096, 1096)
     assert cpu_quota(root) == 4.0
 
 

@@ -42,9 +42,13 @@ class NativeBackend:
     def require_servable(self, model: ModelSection) -> None:
         """Reads headers only."""
         from firstlight.facts.checkpoint import open_checkpoint  # these bring numpy; the socket comes first
-        from firstlight.loading.fit import require_fit
+        from firstlight.facts.machine import inspect_machine
+        from firstlight.loading.fit import require_fit, require_memory
 
-        require_fit(open_checkpoint(Path(model.path)), self._resolved.engine)
+        checkpoint, engine = open_checkpoint(Path(model.path)), self._resolved.engine
+        require_fit(checkpoint, engine)
+        if engine.device == "cpu":
+            require_memory(checkpoint, engine.tensor_parallel, inspect_machine(with_gpus=False))
 
     def describe(self) -> str:
         """The device says it."""

@@ -88,6 +88,7 @@ class NativeBackend:
     name = "cpu-native"
     row_invariant = True
     device = torch.device("cpu")
+    hands_out_rows = True
     groups_take_order = False  # their rows are multiplied as they come, sorted by group
 
     def __init__(self, pool: Pool, note: str = "", kv_dtype: str = "auto") -> None:
@@ -105,6 +106,13 @@ class NativeBackend:
 
     def resident_bytes(self, kind: MatrixKind) -> int:
         return packed_bytes(kind.format, kind.shape)
+
+    def loading_bytes(self, kind: MatrixKind) -> int:
+        return self.resident_bytes(kind)  # the file's blocks are about as large
+
+    def attention_bytes(self, shape: AttentionShape, num_tokens: int, max_position: int) -> int:
+        # Each thread keeps the scores of a row's heads, and tables of a step's pages.
+        return 4 * max_position * (shape.num_heads + 2) * self.pool.num_threads
 
     def layout_notes(self) -> list[str]:
         return [
