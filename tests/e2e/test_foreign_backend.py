@@ -252,13 +252,20 @@ def test_a_start_that_fails_says_the_cause_and_not_the_last_line(
         assert "the log of vllm is" in said
 
 
-def test_nothing_is_left_when_the_supervisor_is_killed(serve: Callable[..., RunningServer]) -> None:
+def test_nothing_is_left_when_the_supervisor_is_killed(
+    serve: Callable[..., RunningServer], model: Path
+) -> None:
     with serve() as server:
         everyone = family(server)
         assert len(everyone) == 5  # janitor, relay, engine, core, grandchild
+        janitor = family(server, "janitor.py")[0].cmdline()
+        # The run's control group is an argument of its janitor; empty where none may be made.
+        group = Path(janitor[janitor.index(Path(_run(server)["run_dir"]).name) + 1] or model / "none")
+        assert group.exists() == (group.name != "none")
         os.kill(server.pid, signal.SIGKILL)
         _, alive = psutil.wait_procs(everyone, timeout=10)
         assert alive == []
+        until(lambda: not group.exists())
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ class LogFollower:
         self._progress = BoxFollower(self._paths)
         self._pids: dict[str, int] = {}
         self._named: dict[int, int] = {}
+        self._leaders: set[int] = set()
         self._vital: dict[str, tuple[int, int]] = {}  # pid and start, as they were when it began to listen
         self._gone_since_s: dict[str, float] = {}
         self._latest: dict[str, ProgressLine] = {}
@@ -110,7 +111,7 @@ class LogFollower:
         pid = self._pids.pop(name, None)
         if name == self._name and pid is not None:
             self._read_lines()
-            end_leftovers(run_id(self._config), self._named, set(self._pids.values()))
+            end_leftovers(run_id(self._config), self._named, self._leaders, set(self._pids.values()))
 
     def lost(self, now_s: float) -> Sequence[Lost]:
         """Ranks of an engine that listens. For some seconds it may take note itself, and say why."""
@@ -214,6 +215,8 @@ class LogFollower:
         stat = read_proc_stat(pid)
         if stat is not None:
             self._named[pid] = stat.start_ticks
+            if stat.session == pid:
+                self._leaders.add(pid)
 
     def _relay(self) -> TargetProcess | None:
         pid = self._pids.get(API)
