@@ -252,13 +252,20 @@ def test_a_start_that_fails_says_the_cause_and_not_the_last_line(
         assert "the log of vllm is" in said
 
 
-def test_nothing_is_left_when_the_supervisor_is_killed(serve: Callable[..., RunningServer]) -> None:
+def test_nothing_is_left_when_the_supervisor_is_killed(
+    serve: Callable[..., RunningServer], model: Path
+) -> None:
     with serve() as server:
         everyone = family(server)
         assert len(everyone) == 5  # janitor, relay, engine, core, grandchild
+        janitor = family(server, "janitor.py")[0].cmdline()
+        # The run's control group is an argument of its janitor; empty where none may be made.
+        group = Path(janitor[janitor.index(Path(_run(server)["run_dir"]).name) + 1] or model / "none")
+        assert group.exists() == (group.name != "none")
         os.kill(server.pid, signal.SIGKILL)
         _, alive = psutil.wait_procs(everyone, timeout=10)
         assert alive == []
+        until(lambda: not group.exists())
 
 
 @pytest.mark.parametrize(
@@ -284,3 +291,30 @@ def test_a_mistake_is_said_before_anything_is_started(
     assert done.returncode == 2
     assert words in done.stderr
     assert "what to do: " in done.stderr
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_dead_core_ends_a_run_whose_engine_does_not_notice(
+    serve: Callable[..., RunningServer], is_asked: bool
+) -> None:
+    """The stand-in's server goes on without its core: nobody asks it anything, or a request hangs."""
+    with serve(engine=("--token-s", "0.05")) as server:
+        run_dir = _run(server)["run_dir"]
+        core = core_of(server)
+        if not is_asked:
+            core.kill()
+            assert server.wait() == 6
+        else:
+            body = {"stream": True, "max_tokens": 100_000}
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                core.kill()
+                said = [line for line in lines if line]
+            assert said
+            assert server.wait() == 6
+    assert "error: rank 0 was ended by SIGKILL." in server.lines
+    command = [sys.executable, "-m", "firstlight", "doctor", "--run", run_dir, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    (found,) = json.loads(done.stdout)["servers"]
+    assert (done.returncode, found["summary"]) == (13, "rank 0 was ended by SIGKILL.")

@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ExitCause(msgspec.Struct, frozen=True):
-    """How a process ended: an exit code, or the number of the signal that ended it."""
+    """How a process ended: an exit code, or the number of the signal that ended it. Neither: not told."""
 
     code: int | None
     signal: int | None = None
@@ -34,6 +34,8 @@ class ExitCause(msgspec.Struct, frozen=True):
 
     def describe(self) -> str:
         """As the end of a sentence: "ended with exit code 3", "was ended by SIGKILL"."""
+        if self.signal is None and self.code is None:
+            return "has ended"
         if self.signal is None:
             return f"ended with exit code {self.code}"
         try:

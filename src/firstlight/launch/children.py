@@ -205,6 +205,9 @@ class Children:
             failure = read_failure(self._config.run_dir, name) or self._follower.last_words(name)
             now_s = self._clock.now_s()
             events.append(Death(name, now_s, cause, failure, output.last_lines, is_oom=is_oom))
+        for lost in self._follower.lost(self._clock.now_s()):
+            is_oom = self._obituaries.write(lost.name, lost.pid, lost.cause)
+            events.append(Death(lost.name, self._clock.now_s(), lost.cause, is_oom=is_oom))
         return events
 
     def _bury_orphans(self) -> None:

@@ -59,9 +59,11 @@ def ancestors(processes: dict[int, Stat], pid: int) -> set[int]:
     return found
 
 
-def members(run_id: str, named: dict[int, int]) -> dict[int, Stat]:
+def members(run_id: str, named: dict[int, int], leaders: set[int] | None = None) -> dict[int, Stat]:
     """The living processes of a run: by token, by name (pid and start time), by session and by descent.
 
+    `leaders`: those of `named` that had opened a session; without it: all. The number of another one that is
+    gone may have been given to a stranger, who opened a session and went as well: its members are his.
     Never who asks, nor an ancestor of his: whatever carries our words or our token there, it started us.
     """
     processes = all_processes()
@@ -71,7 +73,8 @@ def members(run_id: str, named: dict[int, int]) -> dict[int, Stat]:
         for pid, stat in processes.items()
         if named.get(pid) == stat.start_ticks or _carries_token(pid, run_id)
     } - never
-    sessions = {pid for pid in named if pid not in processes or processes[pid].start_ticks == named[pid]}
+    opened = named.keys() if leaders is None else named.keys() & leaders
+    sessions = {pid for pid in opened if pid not in processes or processes[pid].start_ticks == named[pid]}
     while True:
         more = {
             pid

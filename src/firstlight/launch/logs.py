@@ -34,7 +34,8 @@ def write_ends(run_dir: Path, deaths: Sequence[Death]) -> None:
     """The last line of each log; a disk that is full must not hide why the run ended."""
     for death in deaths:
         how = death.cause.describe() + (" after it was told to end" if death.told else "")
-        _append(run_dir, death.name, f"{title(death.name)} {how}")
+        if log_path(run_dir, death.name).exists():  # a process that another one has started has none
+            _append(run_dir, death.name, f"{title(death.name)} {how}")
 
 
 def keep_verdict(run_dir: Path, end: Verdict) -> None:

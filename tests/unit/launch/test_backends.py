@@ -191,7 +191,7 @@ def test_what_an_engine_leaves_is_ended_and_others_are_spared(tmp_path: Path) ->
     stranger = subprocess.Popen(sleep)
     try:
         _until(lambda: _carries(left.pid) and _carries(spared.pid))
-        assert end_leftovers("firstlight-test-leftovers", {}, {spared.pid}) == [left.pid]
+        assert end_leftovers("firstlight-test-leftovers", {}, (), {spared.pid}) == [left.pid]
         assert spared.poll() is None
         assert stranger.poll() is None
     finally:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from firstlight.launch import janitor
+from firstlight.launch.own_group import _own_group
 
 SOURCES = Path(__file__).parents[3] / "src"
 # A supervisor that starts a janitor and three processes, says their pids, and waits to be killed.
@@ -109,6 +110,53 @@ def test_a_janitor_that_is_dismissed_touches_nothing(tmp_path: Path) -> None:
         end(supervisor)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+        if (group := _own_group(Path("/proc"))) is not None:  # it could not go with somebody left in it
+            janitor.remove_tree(str(group / f"firstlight-run-{tmp_path.name}"))
+
+
+def test_the_session_of_a_stranger_with_an_old_number_is_spared(tmp_path: Path) -> None:
+    """A process of ours ended, and its number went to a daemon's first process, which ended too."""
+    daemon = (
+        "import subprocess, sys; sleep = [sys.executable, '-c', 'import time; time.sleep(600)']; "
+        "print(subprocess.Popen(sleep, stdout=-3, stderr=-3).pid)"
+    )
+    first = subprocess.Popen(
+        [sys.executable, "-c", daemon], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    member = int(first.communicate()[0])
+    try:
+        assert janitor.members("no such run", {first.pid: 12345}, set()) == {}
+        # A session that one of ours had opened is ours, whoever is left of it.
+        assert list(janitor.members("no such run", {first.pid: 12345}, {first.pid})) == [member]
+    finally:
+        os.kill(member, signal.SIGKILL)
+
+
+def test_an_ancestor_is_no_member_whatever_it_carries() -> None:
+    """A wrapper that has our token, as where a run is started from within another one's environment."""
+    script = (
+        "import os, subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', "
+        "'import os; from firstlight.launch import janitor; "
+        'print(os.getppid() in janitor.members("r-1", {os.getppid(): janitor.read_stat(os.getppid())[3]}), '
+        'len(janitor.members("r-1", {})))\']))'
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, janitor.RUN_VARIABLE: "r-1", "PYTHONPATH": str(SOURCES)},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["False", "0"]
+
+
+def test_a_control_group_goes_with_those_below_it(tmp_path: Path) -> None:
+    group = tmp_path / "group"
+    (group / "made by a child" / "and its child").mkdir(parents=True)
+    assert janitor.remove_tree(str(group), 0)
+    assert not group.exists()
+    (group / "busy").mkdir(parents=True)
+    (group / "busy" / "file").touch()  # as the kernel refuses while somebody is left
+    assert not janitor.remove_tree(str(group), 0)
+    assert (group / "busy").exists()
 
 
 def test_a_number_that_another_process_got_is_not_ended(bystander: subprocess.Popen[bytes]) -> None:

@@ -18,12 +18,17 @@ _DEADLINE_S = 3.0
 _PAUSE_S = 0.02
 
 
-def end_leftovers(run_id: str, named: Mapping[int, int], spared: Collection[int]) -> list[int]:
-    """Kill what is left; the pids that were. `named`: pid and start ticks of known members."""
+def end_leftovers(
+    run_id: str, named: Mapping[int, int], leaders: Collection[int], spared: Collection[int]
+) -> list[int]:
+    """Kill what is left; the pids that were. `named`: pid and start ticks of known members; `leaders`: those
+    of them that had opened a session.
+    """
     ended: set[int] = set()
     give_up_s = time.monotonic() + _DEADLINE_S
     while True:
-        found = {pid: stat for pid, stat in members(run_id, dict(named)).items() if pid not in spared}
+        living = members(run_id, dict(named), set(leaders))
+        found = {pid: stat for pid, stat in living.items() if pid not in spared}
         for pid, stat in found.items():
             now = read_stat(pid)
             if now is not None and now.start_ticks == stat.start_ticks:  # its number is still its own

@@ -22,6 +22,7 @@ from firstlight.base.errors import EngineError
 from firstlight.base.failure import Failure
 from firstlight.base.phases import READY, SPAWN
 from firstlight.base.proc_stat import read_proc_stat
+from firstlight.base.process import ExitCause
 from firstlight.doctor.discover import target_below
 from firstlight.doctor.grammar import Grammar
 from firstlight.doctor.grammar_reader import GrammarReader, PhaseEvent
@@ -29,6 +30,7 @@ from firstlight.doctor.options import Sizes
 from firstlight.doctor.states import Thresholds
 from firstlight.doctor.target import Engine, Role, Target, TargetProcess
 from firstlight.launch.backends.leftovers import end_leftovers
+from firstlight.launch.backends.protocol import Lost
 from firstlight.launch.backends.rank_boxes import RankBoxes
 from firstlight.launch.commands import API, rank_name, run_id, title
 from firstlight.launch.output import OutputLine
@@ -39,6 +41,8 @@ CORE = "engine"  # the process between the HTTP server and the ranks, where ther
 _KNOCK_S = 0.25
 _CENSUS_S = 1.0
 _TELL_S = 1.0
+_TAKES_NOTE_S = 5.0
+_EXIT_STATUS = 49  # of /proc/PID/stat, behind the name: field 52
 _SPIN_FACTOR = 3.0  # times the longest usual silence
 
 
@@ -58,6 +62,9 @@ class LogFollower:
         self._progress = BoxFollower(self._paths)
         self._pids: dict[str, int] = {}
         self._named: dict[int, int] = {}
+        self._leaders: set[int] = set()
+        self._vital: dict[str, tuple[int, int]] = {}  # pid and start, as they were when it began to listen
+        self._gone_since_s: dict[str, float] = {}
         self._latest: dict[str, ProgressLine] = {}
         self._knocked_s = self._counted_s = self._told_s = 0.0
         self._is_listening = False
@@ -104,7 +111,19 @@ class LogFollower:
         pid = self._pids.pop(name, None)
         if name == self._name and pid is not None:
             self._read_lines()
-            end_leftovers(run_id(self._config), self._named, set(self._pids.values()))
+            end_leftovers(run_id(self._config), self._named, self._leaders, set(self._pids.values()))
+
+    def lost(self, now_s: float) -> Sequence[Lost]:
+        """Ranks of an engine that listens. For some seconds it may take note itself, and say why."""
+        if self._name not in self._pids:
+            return ()
+        for name, known in self._vital.items():
+            if not _lives(*known):
+                self._gone_since_s.setdefault(name, now_s)
+        late = [name for name, since_s in self._gone_since_s.items() if now_s - since_s >= _TAKES_NOTE_S]
+        gone = [(name, self._vital.pop(name)[0]) for name in late]
+        self._gone_since_s = {name: s for name, s in self._gone_since_s.items() if name in self._vital}
+        return [Lost(name, pid, _cause_of_zombie(pid)) for name, pid in gone]
 
     def last_words(self, name: str) -> Failure | None:
         """The line that says why, which is seldom the last one."""
@@ -182,17 +201,22 @@ class LogFollower:
                 self._boxes.report(name, SPAWN, detail=f"{self._name} itself is in phase {phase}")
 
     def _find_processes(self) -> None:
+        self._vital.clear()
         for process in self.target().processes:
             self._remember(process.pid)
             if process.role is Role.ENGINE:
                 self._paths[CORE] = self._boxes.add(CORE, "engine")
             if process.role in (Role.ENGINE, Role.RANK):
                 self._boxes.claim(process.key, process.pid)
+                if self._is_listening:
+                    self._vital[process.key] = process.pid, process.start_ticks
 
     def _remember(self, pid: int) -> None:
         stat = read_proc_stat(pid)
         if stat is not None:
             self._named[pid] = stat.start_ticks
+            if stat.session == pid:
+                self._leaders.add(pid)
 
     def _relay(self) -> TargetProcess | None:
         pid = self._pids.get(API)
@@ -202,6 +226,23 @@ class LogFollower:
         return TargetProcess(
             key=API, pid=pid, start_ticks=stat.start_ticks, parent=os.getpid(), session=pid, role=Role.API
         )
+
+
+def _lives(pid: int, start_ticks: int) -> bool:
+    stat = read_proc_stat(pid)
+    return stat is not None and stat.start_ticks == start_ticks and stat.state not in "ZX"
+
+
+def _cause_of_zombie(pid: int) -> ExitCause:
+    """How it ended, while its parent has not taken note; otherwise nobody can tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        status = int(fields[_EXIT_STATUS])
+    except (OSError, IndexError, ValueError):
+        return ExitCause(None)
+    if fields[0] not in (b"Z", b"X"):
+        return ExitCause(None)
+    return ExitCause.from_returncode(os.waitstatus_to_exitcode(status))
 
 
 def _accepts(place: Place) -> bool:

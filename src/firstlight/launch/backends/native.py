@@ -17,7 +17,7 @@ from firstlight.base.resolve import Resolved, located
 from firstlight.doctor.states import Thresholds
 from firstlight.doctor.target import Target
 from firstlight.facts.sources import DEFAULT_NAME
-from firstlight.launch.backends.protocol import BoxSpec, Plan
+from firstlight.launch.backends.protocol import BoxSpec, Lost, Plan
 from firstlight.launch.commands import child_specs
 from firstlight.launch.output import OutputLine
 from firstlight.launch.progress import BoxFollower, ProgressLine
@@ -91,6 +91,10 @@ class NativeFollower:
 
     def ended(self, name: str) -> None:
         """Its process group ends with it."""
+
+    def lost(self, now_s: float) -> Sequence[Lost]:
+        """All of them are the supervisor's own children."""
+        return ()
 
     def last_words(self, name: str) -> Failure | None:
         """Those are a file."""

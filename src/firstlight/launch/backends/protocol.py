@@ -16,6 +16,7 @@ import msgspec
 from firstlight.base.blackbox.reader import Box
 from firstlight.base.config import ModelSection, RunConfig
 from firstlight.base.failure import Failure
+from firstlight.base.process import ExitCause
 from firstlight.doctor.states import Thresholds
 from firstlight.doctor.target import Target
 from firstlight.launch.commands import ChildSpec
@@ -36,6 +37,14 @@ class Plan(msgspec.Struct, frozen=True):
 
     children: tuple[ChildSpec, ...]
     boxes: tuple[BoxSpec, ...]
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """A process that the engine cannot do without and that is no child of ours has ended."""
+
+    name: str
+    pid: int
+    cause: ExitCause
 
 
 class Follower(Protocol):
@@ -63,6 +72,10 @@ class Follower(Protocol):
 
     def ended(self, name: str) -> None:
         """A child has ended: what it left running is ended too."""
+        ...
+
+    def lost(self, now_s: float) -> Sequence[Lost]:
+        """Who has ended, while the engine's first process goes on without him. Each is told once."""
         ...
 
     def last_words(self, name: str) -> Failure | None:
