@@ -82,6 +82,9 @@ LAYOUT_WORDS = {
 }
 
 
+FEW_THREADS = 8  # so many are planned for in any case: a start looks the same on small machines
+
+
 class NativeBackend:
     """See `contract.Backend`."""
 
@@ -112,7 +115,7 @@ class NativeBackend:
 
     def attention_bytes(self, shape: AttentionShape, num_tokens: int, max_position: int) -> int:
         # Each thread keeps the scores of a row's heads, and tables of a step's pages.
-        return 4 * max_position * (shape.num_heads + 2) * self.pool.num_threads
+        return 4 * max_position * (shape.num_heads + 2) * max(FEW_THREADS, self.pool.num_threads)
 
     def layout_notes(self) -> list[str]:
         return [
