@@ -93,7 +93,8 @@ def _followed(pid: int, answer: int, said: int, deadline_s: float, on_wait: OnWa
                 data += part
             else:
                 with contextlib.suppress(OSError):
-                    print(part.decode("utf-8", "replace"), end="", file=sys.stderr, flush=True)
+                    sys.stderr.write(part.decode("utf-8", "replace"))
+                    sys.stderr.flush()
         watcher.look()
     return data
 

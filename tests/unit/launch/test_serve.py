@@ -30,6 +30,7 @@ def test_the_socket_listens_before_the_model_is_looked_for(tmp_path: Path) -> No
     with pytest.raises(ModelFileError):
         serve(order(tmp_path), locate, io.StringIO())
     assert seen.read_text() == "some/model"
+    seen.unlink()
     assert list(tmp_path.iterdir()) == []
 
 
