@@ -48,6 +48,10 @@ class FrozenMount:
         """Abort, unmount, end."""
         self._process.kill()  # closes /dev/fuse, which aborts the connection
         self._process.wait(10)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         _LIBC.umount2(os.fsencode(self.path), _MNT_DETACH)
         with contextlib.suppress(OSError):
             self.path.rmdir()

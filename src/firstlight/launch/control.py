@@ -39,7 +39,7 @@ from firstlight.launch.events import (
 PROBE_INTERVAL_S = 0.05
 LEAVE_S = 8.0  # from SIGTERM to SIGKILL
 DRAIN_MARGIN_S = 3.0  # on top of the api's own drain time
-DIE_S = 15.0  # from SIGKILL to giving up a process that the kernel does not let go
+DIE_S = 10.0  # from SIGKILL to giving up a process that the kernel does not let go
 LAST_WORDS_S = 0.5  # for open requests to end with the verdict, and for who asks in that moment to get it
 SETTLE_S = 0.5  # from a rank's complaint that another one is gone to the news of what became of that one
 

@@ -85,7 +85,7 @@ def serve(
         public.front.publish(looking)
         notifier.show(looking)
         backend = pick_backend(order.resolved, order.cores)
-        model = _found(order, backend, locate, _Waiting(public, notifier))
+        model = _found(order, backend, locate, _Waiting(public, notifier, console))
         remove_ended_runs()
         started = _Started(order, server, model, backend)
         run = _Run(started, _Outside(public, console, notifier, clock))
@@ -127,16 +127,20 @@ def _found(
 
 
 class _Waiting:
-    """Tells who asks on the port what the files' storage is waited for."""
+    """Tells who asks on the port which file is waited for, and the terminal, once for each file."""
 
-    def __init__(self, public: Early, notifier: Notifier) -> None:
-        self._public, self._notifier = public, notifier
+    def __init__(self, public: Early, notifier: Notifier, console: Console) -> None:
+        self._public, self._notifier, self._console = public, notifier, console
+        self._told: set[str] = set()
 
     def __call__(self, path: str, seconds: float) -> None:
         what = f"{path or 'a file'} has not answered for {seconds:.0f} s"
         picture = Picture(message=f"The model is not ready yet: its files are being looked for, and {what}.")
         self._public.front.publish(picture)
         self._notifier.show(picture)
+        if path not in self._told:
+            self._told.add(path)
+            self._console.say(f"{what}: waiting for it.")
 
 
 def restarting(end: Verdict, again: str) -> Picture:
