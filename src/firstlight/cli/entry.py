@@ -12,6 +12,7 @@ import signal
 import sys
 
 from firstlight.base.environment import complete
+from firstlight.cli.guard import GUARDED, run_guarded
 
 _INTERRUPTED = 130
 
@@ -20,6 +21,13 @@ def main() -> None:
     """Run the program and leave with its exit code."""
     _open_standard_descriptors()
     complete()
+    if sys.argv[1:2] and sys.argv[1] in GUARDED and hasattr(signal, "sigtimedwait"):
+        run_guarded(sys.argv[1], _main)
+    else:
+        _main()
+
+
+def _main() -> None:
     interrupts: list[int] = []
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is to be ignored
     if is_ours:  # noted only: an import that is broken off in the middle says so in many lines

@@ -8,7 +8,10 @@ Invariant: what cannot be read raises `OSError` (`FileNotFoundError` and `Proces
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +20,8 @@ import msgspec
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MAX_BYTES = 16 * 1024 * 1024
+_OF_MEMORY = frozenset(("cmdline", "environ", "maps", "smaps", "smaps_rollup", "numa_maps", "auxv"))
+_MEMORY_S = 1.0
 _ACCESS_MODES = ("r", "w", "rw")
 
 
@@ -68,6 +73,7 @@ class ProcFs:
 
     def __init__(self, root: Path = Path("/proc")) -> None:
         self.root = root
+        self._mute: set[str] = set()  # processes whose memory the kernel has locked
 
     def path(self, *parts: str | int) -> Path:
         """Where a file of this tree is; named in evidence as its source."""
@@ -78,7 +84,31 @@ class ProcFs:
         return self.data(*parts).decode("utf-8", "replace")
 
     def data(self, *parts: str | int) -> bytes:
-        """A small file's bytes."""
+        """A small file's bytes. Raises `TimeoutError` when the kernel does not give them: a process that
+        waits for a page in the middle of a change of its mappings keeps others from its arguments.
+        """
+        if str(parts[-1]) not in _OF_MEMORY:
+            return self._read(*parts)
+        name, found = str(parts[0]), queue.SimpleQueue[bytes | OSError]()
+        if name in self._mute:
+            raise TimeoutError(errno.ETIMEDOUT, "its memory is locked", str(self.path(*parts)))
+        threading.Thread(target=self._read_into, args=(found, parts), daemon=True).start()
+        try:
+            outcome = found.get(timeout=_MEMORY_S)
+        except queue.Empty:
+            self._mute.add(name)
+            raise TimeoutError(errno.ETIMEDOUT, "its memory is locked", str(self.path(*parts))) from None
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    def _read_into(self, found: queue.SimpleQueue[bytes | OSError], parts: tuple[str | int, ...]) -> None:
+        try:
+            found.put(self._read(*parts))
+        except OSError as error:
+            found.put(error)
+
+    def _read(self, *parts: str | int) -> bytes:
         with self.path(*parts).open("rb") as file:
             return file.read(_MAX_BYTES)
 

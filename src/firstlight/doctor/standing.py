@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from firstlight.doctor.evidence import Case, Seen
+from firstlight.doctor.evidence import Case, Pair, Seen
 from firstlight.doctor.progress import Progress
 from firstlight.doctor.target import RUN
 from firstlight.doctor.values_host import Compilers
@@ -16,6 +16,7 @@ from firstlight.doctor.values_process import (
     BlackBoxSeen,
     PythonStacks,
     StackThread,
+    StorageWait,
     Threads,
     ThreadState,
 )
@@ -36,7 +37,8 @@ def disk_wait(case: Case, key: str) -> Progress | None:
     The kernel counts bytes when a read is sent to the disk, so a slow one stands still between large reads.
     """
     pair = case.pair(Threads, key)
-    if pair is None:
+    storage = same_wait(case, key)
+    if pair is None or (storage is not None and storage.second.value.answers is False):
         return None
     before = {t.tid for t in pair.first.value.threads if t.state == "R" or _waits_for_disk(t)}
     found = [t for t in pair.second.value.threads if t.tid in before and _waits_for_disk(t)]
@@ -45,6 +47,15 @@ def disk_wait(case: Case, key: str) -> Progress | None:
     call = found[0].syscall or "a page fault"
     detail = f"{len(found)} threads wait for the disk ({call}, {found[0].wchan or 'state D'})"
     return Progress(what="disk wait", per_s=0.0, detail=detail, evidence=pair.ids)
+
+
+def same_wait(case: Case, key: str) -> Pair[StorageWait] | None:
+    """A thread that was not woken between the looks: it waits for the same file, and not a byte came."""
+    pair = case.pair(StorageWait, key)
+    if pair is None:
+        return None
+    first, second = pair.first.value, pair.second.value
+    return pair if (first.tid, first.mark) == (second.tid, second.mark) else None
 
 
 def _waits_for_disk(thread: ThreadState) -> bool:

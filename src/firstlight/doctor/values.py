@@ -31,6 +31,7 @@ Value = (
     | process.Threads
     | process.InputOutput
     | process.Memory
+    | process.StorageWait
     | process.Descriptors
     | process.Limits
     | process.Environment

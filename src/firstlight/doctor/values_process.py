@@ -68,6 +68,21 @@ class InputOutput(msgspec.Struct, frozen=True, kw_only=True, tag="io"):
     write_bytes: int
 
 
+class StorageWait(msgspec.Struct, frozen=True, kw_only=True, tag="storage-wait"):
+    """A thread in the kernel's hands for a file. `mark` changes whenever it is woken, or calls anew.
+
+    `mount`: what and whose it is, in words. `answers`: whether the mount itself did when it was asked; None:
+    it was not, being of a local disk.
+    """
+
+    tid: int
+    mark: tuple[str, ...]
+    path: str = ""
+    mount: str = ""
+    remedy: str = ""
+    answers: bool | None = None
+
+
 class Memory(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
     """What is resident. `virtual_bytes` is address space, never use."""
 

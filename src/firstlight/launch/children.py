@@ -41,6 +41,7 @@ from firstlight.launch.watch import Watch
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BUSY_WAIT_S = 0.05
 _SERVING_WAIT_S = 0.25
+_UNKILLABLE_S = 1.0
 _LAST_OUTPUT_S = 0.5  # for what a dead child has written and nobody has read
 
 
@@ -232,9 +233,9 @@ class Children:
     def _leave(self) -> None:
         self._doctor.close()
         self._watch.join()
-        for name, (child, _) in list(self._running.items()):  # only after an error of our own
+        for name, (child, _) in list(self._running.items()):  # after an error of ours, or it cannot be killed
             child.send(signal.SIGKILL)
-            child.wait()
+            child.wait(_UNKILLABLE_S)
             self._forget(name)
         for number, previous in self._previous.items():
             signal.signal(number, previous)

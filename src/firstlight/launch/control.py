@@ -39,6 +39,7 @@ from firstlight.launch.events import (
 PROBE_INTERVAL_S = 0.05
 LEAVE_S = 8.0  # from SIGTERM to SIGKILL
 DRAIN_MARGIN_S = 3.0  # on top of the api's own drain time
+DIE_S = 10.0  # from SIGKILL to giving up a process that the kernel does not let go
 LAST_WORDS_S = 0.5  # for open requests to end with the verdict, and for who asks in that moment to get it
 SETTLE_S = 0.5  # from a rank's complaint that another one is gone to the news of what became of that one
 
@@ -135,14 +136,14 @@ def _on_probed(state: LaunchState, healthy: bool, now_s: float) -> Decision:
 def _on_stop_asked(state: LaunchState, now_s: float) -> Decision:
     asked = _with(state, asked=True)
     if state.stage in _LEAVING:  # asked again: the person will not wait
-        return _kill(asked)
+        return _kill(asked, now_s)
     if not state.running:
         return _with(asked, stage=Stage.ENDED), []
     if state.stage is Stage.READY and API in state.running:
         deadline_s = now_s + state.drain_s + DRAIN_MARGIN_S
         return _with(asked, stage=Stage.DRAINING, deadline_s=deadline_s, told=(API,)), [Terminate((API,))]
     if state.stage is Stage.STALLED:  # who does not move does not leave when asked
-        return _kill(asked)
+        return _kill(asked, now_s)
     return _stop(asked, now_s)
 
 
@@ -151,7 +152,7 @@ def _on_stalled(state: LaunchState, stalled: Stalled, now_s: float) -> Decision:
         return state, []
     state = _with(state, stall=stalled)
     if state.stage is not Stage.READY:
-        killed, actions = _kill(_with(state, is_spoken=True))
+        killed, actions = _kill(_with(state, is_spoken=True), now_s)
         return killed, [TakeBack(), *actions]
     if stalled.name != API and state.on_stall is OnStall.REPORT:
         return _with(state, stage=Stage.STALLED), [Refuse()]
@@ -241,7 +242,9 @@ def _on_tick(state: LaunchState, now_s: float) -> Decision:
     if state.stage is Stage.DRAINING:
         stopped, actions = _stop(_with_killed(state, (API,)), now_s)
         return stopped, [*actions, Kill((API,))]
-    return _kill(state) if state.stage is Stage.STOPPING else (state, [])
+    if state.stage is Stage.KILLING:  # what is left waits in the kernel, for good
+        return _with(state, stage=Stage.ENDED), []
+    return _kill(state, now_s) if state.stage is Stage.STOPPING else (state, [])
 
 
 def _on_tick_while_lost(state: LaunchState, now_s: float) -> Decision:
@@ -256,7 +259,7 @@ def _on_tick_while_lost(state: LaunchState, now_s: float) -> Decision:
     if not state.running:
         return _with(state, stage=Stage.ENDED), []
     if state.wants_restart:
-        killing, _ = _kill(state)
+        killing, _ = _kill(state, now_s)
         return killing, [TakeBack()]
     return _stop(state, now_s)
 
@@ -266,9 +269,13 @@ def _stop(state: LaunchState, now_s: float) -> Decision:
     return stopping, [Terminate(state.running)]
 
 
-def _kill(state: LaunchState) -> Decision:
+def _kill(state: LaunchState, now_s: float) -> Decision:
     killing = _with(
-        _with_killed(state, state.running), stage=Stage.KILLING, was_killed=True, told=_told(state)
+        _with_killed(state, state.running),
+        stage=Stage.KILLING,
+        deadline_s=now_s + DIE_S,
+        was_killed=True,
+        told=_told(state),
     )
     return killing, [Kill(state.running)]
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TextIO
 import msgspec
 
 from firstlight.base import environment
+from firstlight.base.apart import OnWait, run_apart
 from firstlight.base.blackbox.store import FOLDER, box_path, keep_boxes, make_box_folder
 from firstlight.base.blackbox.writer import BlackBox, create_box
 from firstlight.base.clock import Clock, SystemClock
@@ -74,7 +75,6 @@ def serve(
         bool(order.api_keys),
         as_json=order.resolved.server.log_format == "json",
     )
-    check_files(order.resolved.model, order.resolved.server)
     manager = environment.service_manager()
     public = _opened(order, early)
     public.front.begin(start_s)
@@ -85,8 +85,7 @@ def serve(
         public.front.publish(looking)
         notifier.show(looking)
         backend = pick_backend(order.resolved, order.cores)
-        model = backend.find_model(order.model, locate)
-        backend.require_servable(model)
+        model = _found(order, backend, locate, _Waiting(public, notifier, console))
         remove_ended_runs()
         started = _Started(order, server, model, backend)
         run = _Run(started, _Outside(public, console, notifier, clock))
@@ -106,6 +105,42 @@ def serve(
     finally:
         notifier.close()
         public.close()
+
+
+def _found(
+    order: Order, backend: Backend, locate: Callable[[str | None], Path], waiting: OnWait
+) -> ModelSection:
+    """The model, its files looked at by a child that may be lost: the port answers whatever they do."""
+
+    def look() -> str:
+        check_files(order.resolved.model, order.resolved.server)
+        model = backend.find_model(order.model, locate)
+        if backend.reads_model:
+            backend.require_servable(model)
+        return msgspec.json.encode(model).decode()
+
+    said = run_apart(look, order.resolved.launch.stall_verdict_s, waiting)
+    model = msgspec.json.decode(said, type=ModelSection)
+    if not backend.reads_model:
+        backend.require_servable(model)
+    return model
+
+
+class _Waiting:
+    """Tells who asks on the port which file is waited for, and the terminal, once for each file."""
+
+    def __init__(self, public: Early, notifier: Notifier, console: Console) -> None:
+        self._public, self._notifier, self._console = public, notifier, console
+        self._told: set[str] = set()
+
+    def __call__(self, path: str, seconds: float) -> None:
+        what = f"{path or 'a file'} has not answered for {seconds:.0f} s"
+        picture = Picture(message=f"The model is not ready yet: its files are being looked for, and {what}.")
+        self._public.front.publish(picture)
+        self._notifier.show(picture)
+        if path not in self._told:
+            self._told.add(path)
+            self._console.say(f"{what}: waiting for it.")
 
 
 def restarting(end: Verdict, again: str) -> Picture:

@@ -52,6 +52,8 @@ def verdict(state: LaunchState) -> Verdict:
     death = min(state.deaths, key=_place, default=None)
     if state.stall is not None and (death is None or death.told):
         return Verdict(state.stall.failure.exit_code, state.stall.failure, stall=state.stall)
+    if death is None and state.asked:  # nobody died of it: what was killed waits in the kernel
+        return Verdict(_INTERRUPTED)
     assert death is not None, "there is no verdict on a run that goes on"
     if state.asked and death.told:
         return Verdict(_INTERRUPTED if state.was_killed else 0)

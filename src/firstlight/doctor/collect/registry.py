@@ -26,6 +26,7 @@ from firstlight.doctor.collect.run_verdicts import RUN_VERDICTS
 from firstlight.doctor.collect.scene import Collector
 from firstlight.doctor.collect.sockets import SOCKETS
 from firstlight.doctor.collect.stacks import STACKS
+from firstlight.doctor.collect.storage import STORAGE
 from firstlight.doctor.collect.threads import THREADS
 from firstlight.doctor.collect.tree import COMPILERS, TREE
 
@@ -35,6 +36,7 @@ COLLECTORS: tuple[Collector, ...] = (
     THREADS,
     INPUT_OUTPUT,
     MEMORY,
+    STORAGE,
     BOXES,
     STACKS,
     COMPILERS,
@@ -71,6 +73,7 @@ QUICK: tuple[Collector, ...] = (
     STATE,
     THREADS,
     INPUT_OUTPUT,
+    STORAGE,
     BOXES,
     STACKS,
     COMPILERS,

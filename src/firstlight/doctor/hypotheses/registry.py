@@ -24,6 +24,7 @@ from firstlight.doctor.hypotheses import (
     pressure,
     reading,
     serving,
+    storage,
     stragglers,
 )
 from firstlight.doctor.hypothesis import Hypothesis
@@ -40,6 +41,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *locks.HYPOTHESES,
     *compiling.HYPOTHESES,
     *pressure.HYPOTHESES,
+    *storage.HYPOTHESES,
     *reading.HYPOTHESES,
     *stragglers.HYPOTHESES,
     *collectives.HYPOTHESES,

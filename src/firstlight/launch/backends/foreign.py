@@ -32,6 +32,8 @@ ENGINE_SOCKET = "engine.sock"
 class ForeignBackend:
     """See `protocol.Backend`."""
 
+    reads_model = False
+
     def __init__(self, kind: Kind, resolved: Resolved) -> None:
         self._kind = kind
         self._resolved = resolved

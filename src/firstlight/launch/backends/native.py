@@ -31,6 +31,8 @@ _SPIN_FACTOR = 3.0  # times the expected duration
 class NativeBackend:
     """See `protocol.Backend`. `cores`: those we may use."""
 
+    reads_model = True
+
     def __init__(self, resolved: Resolved, cores: Sequence[int]) -> None:
         self._resolved = resolved
         self._cores = cores

@@ -92,7 +92,12 @@ class Follower(Protocol):
 
 
 class Backend(Protocol):
-    """One kind of engine, for one `firstlight serve`."""
+    """One kind of engine, for one `firstlight serve`.
+
+    `reads_model`: `require_servable` reads the model's files and keeps nothing, so that a child may do it.
+    """
+
+    reads_model: bool
 
     def find_model(self, asked: str | None, locate: Callable[[str | None], Path]) -> ModelSection:
         """The model section with its path and names."""
