@@ -35,7 +35,9 @@ def test_every_code_of_an_error_is_documented() -> None:
 
 def test_the_limits_are_those_of_the_server() -> None:
     rows = dict(
-        re.findall(r"^\| (`--max.*?|`--request.*?) \| (.*?) \|", TEXT.split("## Limits")[1], re.MULTILINE)
+        re.findall(
+            r"^\| (`--(?:max|header|body|request).*?) \| (.*?) \|", TEXT.split("## Limits")[1], re.MULTILINE
+        )
     )
     server, engine = ServerSection(), EngineSection(threads=1)
     assert rows == {
@@ -46,6 +48,8 @@ def test_the_limits_are_those_of_the_server() -> None:
         "`--max-stop`, `--max-stop-chars`": f"{server.max_stop}, {server.max_stop_chars}",
         "`--max-top-logprobs`": f"{server.max_top_logprobs}",
         "`--max-model-len`": "what fits",
+        "`--header-timeout`": f"{server.header_timeout_s:.0f} s",
+        "`--body-timeout`": f"{server.body_timeout_s:.0f} s",
         "`--request-timeout`": f"{server.request_timeout_s:.0f} s",
     }
 

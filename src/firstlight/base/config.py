@@ -79,6 +79,10 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 1024 * 1024
     max_connections: int = 4096
+    header_timeout_s: float = 30.0  # for a TLS handshake, and for a whole request line with its headers
+    body_timeout_s: float = (
+        30.0  # for a body, and longer at a fair rate; for reading what waits for the client
+    )
     max_choices: int = 16  # `n`
     max_batch_prompts: int = 64
     max_stop: int = 16

@@ -17,28 +17,21 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
+from firstlight.base import strangers
 from firstlight.base.bearer import REFUSAL, carries_key, key_digests
+from firstlight.base.door import Door, TaskGuest, most_connections
+from firstlight.base.strangers import Refusal, Seats
 
-_MAX_HEAD_BYTES = 64 * 1024
-_HEAD_DEADLINE_S = 10.0
-_HANDSHAKE_S = 10.0  # of TLS
+_HEAD_DEADLINE_S = 30.0  # as an api process has it by default
 _WRITE_DEADLINE_S = 10.0
-_LINGER_S = 1.0  # how long a client may go on sending a body that nobody reads
 _MAX_CONNECTIONS = 1024
+_MAX_WATCHERS = 64  # streams of events, which last as long as the start does
 _EVENT_INTERVAL_S = 0.25
 _KEEP_ALIVE_S = 10.0  # a comment on an event stream without news, so that proxies do not close it
-_OPEN_PATHS = frozenset({"/health", "/health/live"})
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
+_OPEN_PATHS = frozenset({"/health", "/health/live", "/ping"})
 # A stream of events ends when the picture has one of these.
 _LAST = frozenset({"ready", "failed"})
 _DEAD = frozenset({"lost", "failed"})
@@ -66,9 +59,9 @@ class Front:
         self._start_s = time.monotonic()
         self._digests: tuple[bytes, ...] = ()
         self._tls: ssl.SSLContext | None = None
-        self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task[Any], None] = {}
-        self._waiting: dict[asyncio.Task[Any], None] = {}  # for a whole request, the longest first
+        self._door: Door | None = None
+        self._seats = Seats(most_connections(_MAX_CONNECTIONS))
+        self._num_watchers = 0
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="front", daemon=True)
@@ -130,77 +123,81 @@ class Front:
         await asyncio.sleep(0)  # a transport closes its socket a turn after it was told
 
     async def _open(self, listener: socket.socket) -> None:
-        if self._server is None:
+        if self._door is None:
             # A copy of the descriptor: closing it does not close the socket, which others accept on later.
-            self._server = await asyncio.start_server(
-                self._serve,
-                sock=listener.dup(),
-                ssl=self._tls,
-                ssl_handshake_timeout=_HANDSHAKE_S if self._tls else None,
-                limit=_MAX_HEAD_BYTES,
-                backlog=2048,
-            )
+            self._door = Door(listener.dup(), self._protocol, self._seats, self._tls, _HEAD_DEADLINE_S)
 
     async def _pause(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            # A server that is closed in the turn in which it has accepted loses that connection unanswered.
-            for listener in server.sockets:
-                self._loop.remove_reader(listener.fileno())
-            await asyncio.sleep(0)
-            server.close()
+        door, self._door = self._door, None
+        if door is not None:
+            door.close()
+
+    def _protocol(self) -> asyncio.Protocol:
+        reader = asyncio.StreamReader(limit=strangers.MAX_HEAD_BYTES, loop=self._loop)
+        return asyncio.StreamReaderProtocol(reader, self._serve, loop=self._loop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections[task] = None
-        self._waiting[task] = None
+        guest = TaskGuest()
         try:
-            if len(self._connections) > _MAX_CONNECTIONS:
-                longest = next(iter(self._waiting))
-                del self._waiting[longest]
-                longest.cancel()
-            head = await self._head(reader, writer)
-            self._waiting.pop(task, None)
-            if head:
-                await self._answer(head, writer)
-            await _linger(reader, writer)
+            if self._seats.take(guest):
+                await self._answer(reader, writer, guest)
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
             pass  # the client left, or does not read
         except asyncio.CancelledError:
-            pass  # the front ends and with it this task, or others need its place
+            pass  # the front ends and with it this task, or somebody else needs the seat
         finally:
-            self._connections.pop(task, None)
-            self._waiting.pop(task, None)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, TimeoutError):
                 writer.close()
+                async with asyncio.timeout(_WRITE_DEADLINE_S):
+                    await writer.wait_closed()
+            writer.transport.abort()  # whoever does not read its answer does not hold the connection
+            self._seats.leave(guest)
 
-    async def _head(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        """The head of a request; empty after an answer to what does not become one."""
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guest: TaskGuest
+    ) -> None:
         try:
             async with asyncio.timeout(_HEAD_DEADLINE_S):
-                return await reader.readuntil(b"\r\n\r\n")
+                head = await reader.readuntil(b"\r\n\r\n")
         except TimeoutError:
-            late = f"The head of the request did not come within {_HEAD_DEADLINE_S:.3g} s; send it faster."
-            await _send(writer, _error(408, late, "request_too_slow", kind="invalid_request_error"))
+            await _refuse(reader, writer, strangers.head_too_late(_HEAD_DEADLINE_S))
+            return
         except asyncio.LimitOverrunError:
-            long = f"The headers of the request are longer than {_MAX_HEAD_BYTES} bytes; send less in them."
-            await _send(writer, _error(431, long, "headers_too_large", kind="invalid_request_error"))
-        return b""
-
-    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
+            await _refuse(reader, writer, strangers.HEAD_TOO_LARGE)
+            return
         lines = head.decode("latin-1").split("\r\n")
+        fault = strangers.fault_of_head(lines)
         method, _, rest = lines[0].partition(" ")
-        path = rest.rpartition(" ")[0].partition("?")[0]
-        if not path.startswith("/"):
-            await _send(writer, _error(400, "This is not an HTTP request.", "bad_request"))
-        elif path == "/startup/events" and method == "GET" and self._is_allowed(path, lines):
-            await self._stream(writer)
+        path = strangers.plain_path(rest.rpartition(" ")[0].partition("?")[0])
+        if fault is None and not path.startswith("/"):
+            fault = strangers.NO_HTTP
+        if fault is not None:
+            await _refuse(reader, writer, fault)
+            return
+        self._seats.works(guest)
+        if path == "/startup/events" and method in ("GET", "HEAD") and self._is_allowed(path, lines):
+            await self._watch(writer, method)
         else:
             response = self._respond(method, path, lines)
             await _send(
                 writer, response if method != "HEAD" else response.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
             )
+        self._seats.waits(guest)
+        await _linger(reader, writer)
+
+    async def _watch(self, writer: asyncio.StreamWriter, method: str) -> None:
+        if method == "HEAD":
+            await _send(writer, _head(200, "text/event-stream", {"Cache-Control": "no-store"}))
+            return
+        if self._num_watchers >= _MAX_WATCHERS:
+            text = f"{_MAX_WATCHERS} clients watch this start already; ask /startup instead."
+            await _send(writer, _error(503, text, "too_many_connections", retry_after_s=5))
+            return
+        self._num_watchers += 1
+        try:
+            await self._stream(writer)
+        finally:
+            self._num_watchers -= 1
 
     def _respond(self, method: str, path: str, lines: Sequence[str]) -> bytes:
         picture = self._picture
@@ -253,6 +250,11 @@ class Front:
         return f"event: {name}\ndata: {json.dumps(self.startup())}\n\n".encode()
 
 
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refusal: Refusal) -> None:
+    await _send(writer, _error(refusal.status, refusal.message, refusal.code, kind="invalid_request_error"))
+    await _linger(reader, writer)
+
+
 async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(data)
     async with asyncio.timeout(_WRITE_DEADLINE_S):
@@ -263,10 +265,11 @@ async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     """Let the client read the answer: closing on bytes that were not read would reset its connection."""
     if writer.can_write_eof():
         writer.write_eof()
+    num_bytes = 0
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
-            while await reader.read(65536):
-                pass
+        async with asyncio.timeout(strangers.LINGER_S):
+            while num_bytes < strangers.LINGER_BYTES and (data := await reader.read(65536)):
+                num_bytes += len(data)
 
 
 def _error(
@@ -286,5 +289,8 @@ def _response(status: int, body: dict[str, Any], headers: dict[str, str] | None 
 
 def _head(status: int, media_type: str, headers: dict[str, str]) -> bytes:
     rows = {"Content-Type": media_type, **headers, "Connection": "close"}
-    lines = [f"HTTP/1.1 {status} {_REASONS[status]}", *(f"{name}: {value}" for name, value in rows.items())]
+    lines = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        *(f"{name}: {value}" for name, value in rows.items()),
+    ]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -6,18 +6,19 @@ the request's id, so no key and no prompt reaches the log.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from time import monotonic
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from firstlight.serve.errors import CLIENT_GONE
 from firstlight.serve.metrics import Metrics
 from firstlight.serve.request_ids import HEADER, client_id
 
 log = logging.getLogger("firstlight.access")
-_CLIENT_LEFT = 499  # as nginx calls it: nothing was answered, because nobody was there any more
 # Asked many times a minute by machines, also while the model loads; a line for each would bury the rest.
-_QUIET_PATHS = frozenset({"/health", "/health/live", "/metrics"})
+_QUIET_PATHS = frozenset({"/health", "/health/live", "/ping", "/metrics"})
 
 
 class AccessLog:
@@ -32,7 +33,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         started_s = monotonic()
-        status, is_complete = _CLIENT_LEFT, False
+        status, is_complete = CLIENT_GONE, False
         request_id = client_id(scope["headers"]).encode()
 
         async def watched(message: Message) -> None:
@@ -50,13 +51,19 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, watched)
+        except asyncio.CancelledError:  # the server ends, and this was open for too long
+            status = 503 if status == CLIENT_GONE else status
+            raise
         finally:
+            status = scope["state"].get("refused", status)  # by the connection itself
+            is_complete = is_complete and status != CLIENT_GONE
             self._count(scope, status, is_complete)
             if scope["path"] not in _QUIET_PATHS:
                 end = f", id {request_id.decode('latin-1')}" if request_id else ""
                 end += "" if is_complete else ", the client left"
                 took_ms = 1000 * (monotonic() - started_s)
-                log.info("%s %s %s, %.1f ms%s", scope["method"], scope["path"], status, took_ms, end)
+                method = scope["state"]["method"]
+                log.info("%s %s %s, %.1f ms%s", method, scope["path"], status, took_ms, end)
 
     def _count(self, scope: Scope, status: int, is_complete: bool) -> None:
         # The route's pattern, not the path: a scanner must not make the metrics grow.

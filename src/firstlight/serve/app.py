@@ -24,7 +24,7 @@ from firstlight.serve.gate import live_response
 from firstlight.serve.handlers_chat import ChatAnswer
 from firstlight.serve.handlers_completions import CompletionAnswer
 from firstlight.serve.layers import with_layers
-from firstlight.serve.openapi import describe, gives, takes
+from firstlight.serve.openapi import describe, gives, gives_text, takes
 from firstlight.serve.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -47,6 +47,7 @@ def make_app(server: Server, api_keys: Sequence[str] = ()) -> ASGIApp:
     _add_generation(app, server)
     _add_tokens(app, server)
     _add_information(app, server)
+    _add_start(app, server)
     _add_profile(app, server, has_keys=bool(api_keys))
     return with_layers(app, server.config, server.client, server.metrics, api_keys)
 
@@ -100,6 +101,7 @@ def _add_generation(app: FastAPI, server: Server) -> None:
 def _add_tokens(app: FastAPI, server: Server) -> None:
     max_bytes = server.config.server.max_body_bytes
 
+    @app.post("/tokenize", include_in_schema=False)  # as vLLM has it
     @app.post(
         "/v1/tokenize", tags=["tokens"], openapi_extra=takes(TokenizeRequest), responses=gives(replies.Tokens)
     )
@@ -108,6 +110,7 @@ def _add_tokens(app: FastAPI, server: Server) -> None:
         body = parse(TokenizeRequest, await read_json(request, max_bytes))
         return _json(await handlers_tokens.tokens_of(server, body))
 
+    @app.post("/detokenize", include_in_schema=False)
     @app.post(
         "/v1/detokenize",
         tags=["tokens"],
@@ -118,6 +121,11 @@ def _add_tokens(app: FastAPI, server: Server) -> None:
         """The text of tokens."""
         body = parse(DetokenizeRequest, await read_json(request, max_bytes))
         return _json(handlers_tokens.text_of(server, body))
+
+    @app.get("/tokenizer_info", tags=["tokens"], responses=gives(replies.TokenizerInfo))
+    async def tokenizer_info() -> Response:
+        """Special tokens, chat template and sizes of the model's tokenizer."""
+        return _json(handlers_info.tokenizer_info(server))
 
 
 def _add_information(app: FastAPI, server: Server) -> None:
@@ -131,29 +139,24 @@ def _add_information(app: FastAPI, server: Server) -> None:
         """One model."""
         return _json(handlers_info.model(server, name))
 
-    @app.head("/health", include_in_schema=False)
+    @app.get("/ping", include_in_schema=False)  # the names that SageMaker asks by
+    @app.post("/ping", include_in_schema=False)
     @app.get("/health", tags=["information"])
     async def health() -> Response:
         """200 when requests are served; 503 with the reason otherwise."""
         return _json({"status": "ready"})
 
-    @app.head("/health/live", include_in_schema=False)
     @app.get("/health/live", tags=["information"])
     async def live() -> Response:
         """200 as long as the engine lives, be it stalled; 503 once it is lost for good."""
         return live_response(server.startup)
 
-    @app.get("/startup", tags=["information"])
-    async def startup() -> Response:
-        """How the start went; while it lasts, the supervisor answers here with where each process is."""
-        return _json(server.startup)
-
-    @app.get("/startup/events", tags=["information"])
-    async def startup_events() -> Response:
-        """The start as server-sent events; it is over, so the last one is all there is."""
-        return Response(replies.startup_event(server.startup), media_type="text/event-stream")
-
-    @app.get("/metrics", tags=["information"])
+    @app.get(
+        "/metrics",
+        tags=["information"],
+        responses=gives_text("All figures.", "text/plain"),
+        response_class=Response,
+    )
     async def metrics() -> Response:
         """Figures for Prometheus."""
         server.metrics.set_ready(server.client.is_serving)
@@ -164,10 +167,32 @@ def _add_information(app: FastAPI, server: Server) -> None:
         """A page that shows /openapi.json; it needs nothing from other hosts."""
         return Response(docs_page.PAGE, media_type="text/html")
 
+    @app.get("/version", tags=["information"], responses=gives(replies.Version))
+    async def version() -> Response:
+        """The version of this server."""
+        return _json(replies.Version(firstlight.__version__))
+
     @app.get("/server_info", tags=["information"])
     async def server_info() -> Response:
         """Version, configuration, start-up report and current state."""
         return _json(handlers_info.server_info(server))
+
+
+def _add_start(app: FastAPI, server: Server) -> None:
+    @app.get("/startup", tags=["information"])
+    async def startup() -> Response:
+        """How the start went; while it lasts, the supervisor answers here with where each process is."""
+        return _json(server.startup)
+
+    @app.get(
+        "/startup/events",
+        tags=["information"],
+        responses=gives_text("The start.", "text/event-stream"),
+        response_class=Response,
+    )
+    async def startup_events() -> Response:
+        """The start as server-sent events; it is over, so the last one is all there is."""
+        return Response(replies.startup_event(server.startup), media_type="text/event-stream")
 
 
 def _add_profile(app: FastAPI, server: Server, *, has_keys: bool) -> None:

@@ -15,7 +15,7 @@ from firstlight.base.errors import RequestError
 from firstlight.serve.errors import error_response
 
 # Probes and the description of the API are open; everything else needs a key.
-OPEN_PATHS = frozenset({"/health", "/health/live", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/ping", "/docs", "/openapi.json"})
 
 
 class KeyCheck:

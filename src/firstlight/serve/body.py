@@ -12,6 +12,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from firstlight.base.errors import RequestError
+from firstlight.serve.errors import CLIENT_GONE
 
 _DECODER = msgspec.json.Decoder()
 
@@ -74,17 +75,17 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > max_bytes:
         raise _too_large(f"has {length} bytes", max_bytes)
-    parts: list[bytes] = []
-    size = 0
+    body = bytearray()  # not a list of parts: a part of one byte would take forty
     try:
         async for part in request.stream():
-            size += len(part)
-            if size > max_bytes:
+            if len(body) + len(part) > max_bytes:
                 raise _too_large("is larger", max_bytes)
-            parts.append(part)
+            body += part
     except ClientDisconnect:
-        raise RequestError("The client went away while it sent the body.", code="client_gone") from None
-    return b"".join(parts)
+        raise RequestError(
+            "The client went away while it sent the body.", code="client_gone", status=CLIENT_GONE
+        ) from None
+    return bytes(body)
 
 
 def _too_large(what: str, max_bytes: int) -> RequestError:

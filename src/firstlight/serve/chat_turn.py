@@ -25,7 +25,7 @@ class Turn(Protocol):
     """What requests about a conversation have in common."""
 
     add_special_tokens: bool | None
-    add_generation_prompt: bool
+    add_generation_prompt: bool | None
     continue_final_message: bool
     chat_template_kwargs: dict[str, Any]
     tools: list[Any]
@@ -56,7 +56,9 @@ async def chat_prompt(server: Server, turn: Turn, messages: Sequence[Mapping[str
     if tools:
         _require_tools(server)
     flags = {
-        "add_generation_prompt": turn.add_generation_prompt,
+        "add_generation_prompt": not turn.continue_final_message
+        if turn.add_generation_prompt is None
+        else turn.add_generation_prompt,
         "continue_final_message": turn.continue_final_message,
         "kwargs": _template_kwargs(server, turn),
         "tools": tools,

@@ -28,7 +28,7 @@ _REFUSED_FIELDS = {
     "function_call": "calls are sent as tool_calls",
     "audio": "only text is supported",
 }
-_IGNORED_FIELDS = ("refusal", "annotations")
+_IGNORED_FIELDS = ("refusal", "annotations", "cache_control")  # a refusal is read with the content
 Shows = Callable[[str], bool]  # whether the template mentions a field
 
 
@@ -84,8 +84,11 @@ def _plain(message: Mapping[str, Any], where: str, shows: Shows) -> dict[str, An
             param=f"{where}.role",
         )
     plain: dict[str, Any] = {"role": _ROLES[role]}
-    if message.get("content") is not None or not message.get("tool_calls"):
-        plain["content"] = _content(message.get("content"), where)
+    content = message.get("content")
+    if content is None and role == "assistant":  # an answer that was a refusal, as OpenAI's models give it
+        content = message.get("refusal")
+    if content is not None or not message.get("tool_calls"):
+        plain["content"] = _content(content, where, role)
     for name, value in message.items():
         if name in ("role", "content", *_IGNORED_FIELDS) or value is None or value == []:
             continue
@@ -136,7 +139,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     return {"id": texts["id"], "type": "function", "function": called}
 
 
-def _content(content: Any, where: str) -> str:
+def _content(content: Any, where: str, role: str) -> str:
     param = f"{where}.content"
     if isinstance(content, str):
         return content
@@ -144,21 +147,23 @@ def _content(content: Any, where: str) -> str:
         raise RequestError(f"{param} is missing; send a text.", param=param)
     if not isinstance(content, list) or not content:
         raise RequestError(f"{param} must be a text, or a list of text parts.", param=param)
-    return "\n".join(_part(part, f"{param}.{index}") for index, part in enumerate(content))
+    return "\n".join(_part(part, f"{param}.{index}", role) for index, part in enumerate(content))
 
 
-def _part(part: Any, where: str) -> str:
+def _part(part: Any, where: str, role: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(kind, str):
         raise RequestError(f"{where} must be an object with a 'type'.", param=where)
-    if kind != "text":
+    if kind == "refusal" and role != "assistant":
+        raise _refused(f"{where}.type", "only messages of the role 'assistant' have refusals")
+    if kind not in ("text", "refusal"):
         raise _refused(
             f"{where}.type",
             f"the model reads only text, not content of the type {kind[:40]!r} (images, audio, files)",
         )
-    text = part.get("text")
+    text = part.get(kind)
     if not isinstance(text, str):
-        raise RequestError(f"{where}.text must be a string.", param=f"{where}.text")
+        raise RequestError(f"{where}.{kind} must be a string.", param=f"{where}.{kind}")
     return text
 
 

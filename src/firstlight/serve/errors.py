@@ -20,6 +20,7 @@ from firstlight.engine.messages import FINISH_REJECTED, NOT_NUMBERS, SequenceOut
 
 log = logging.getLogger(__name__)
 QUEUE_RETRY_S = 1.0
+CLIENT_GONE = 499  # as nginx calls it: nobody is there to read the answer; a status for logs and metrics
 # A failed engine is not restarted: the launcher ends the run, and prints the reason.
 
 
@@ -126,7 +127,7 @@ def install(app: FastAPI) -> None:
 
 
 def _framework_error(request: Request, error: HTTPException) -> RequestError:
-    path = request.url.path
+    path = request.scope["path"][:200]
     if error.status_code == 404:
         return RequestError(
             f"There is no {path} here. /docs lists everything this server answers.",

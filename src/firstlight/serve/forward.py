@@ -153,18 +153,16 @@ async def _body(scope: Scope, receive: Receive, max_bytes: int) -> bytes | None:
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if length.isdigit() and int(length) > max_bytes:
         raise _too_large(max_bytes)
-    parts: list[bytes] = []
-    size = 0
+    body = bytearray()  # not a list of parts: a part of one byte would take forty
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        size += len(message.get("body", b""))
-        if size > max_bytes:
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
             raise _too_large(max_bytes)
-        parts.append(message.get("body", b""))
         if not message.get("more_body"):
-            return b"".join(parts)
+            return bytes(body)
 
 
 def _kept(headers: list[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:

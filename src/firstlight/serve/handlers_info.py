@@ -33,6 +33,19 @@ def _model(server: Server, name: str) -> replies.Model:
     return replies.Model(name, server.started_unix_s, "firstlight", root, server.ready.max_model_len)
 
 
+def tokenizer_info(server: Server) -> replies.TokenizerInfo:
+    """The tokenizer by the class that transformers reads any tokenizer.json with."""
+    text, specials = server.text, server.text.special_tokens
+    return replies.TokenizerInfo(
+        "PreTrainedTokenizerFast",
+        specials.get("bos_token"),
+        specials.get("eos_token"),
+        text.chat_template,
+        text.vocab_size,
+        server.ready.max_model_len,
+    )
+
+
 def server_info(server: Server) -> dict[str, Any]:
     """Version, configuration as it was resolved, the engine's start-up report, and where it is now."""
     config = msgspec.to_builtins(server.config)

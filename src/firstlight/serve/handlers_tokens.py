@@ -1,11 +1,9 @@
-"""POST /v1/tokenize and /v1/detokenize: what the model's tokenizer makes of a text, and back.
+"""POST /tokenize and /detokenize, with and without /v1: what the model's tokenizer makes of a text, and back.
 
 Registered by `serve.app`. Invariant: the tokens of a conversation are those a chat request would run with.
 """
 
 from __future__ import annotations
-
-from msgspec import UNSET
 
 from firstlight.base.errors import RequestError
 from firstlight.serve import replies
@@ -25,7 +23,7 @@ async def tokens_of(server: Server, request: TokenizeRequest) -> replies.Tokens:
     else:
         assert request.prompt is not None
         (ids,) = await tokenize(server, [request.prompt], request.add_special_tokens)
-    texts = [server.text.token_text(token) for token in ids] if request.return_token_strs else UNSET
+    texts = [server.text.token_text(token) for token in ids] if request.return_token_strs else None
     return replies.Tokens(len(ids), server.ready.max_model_len, ids, texts)
 
 

@@ -1,291 +1,300 @@
-"""uvicorn's HTTP/1.1 protocol, within limits: of sizes, of time, and of connections.
+"""uvicorn's HTTP/1.1 protocol for strangers: within limits of size, time and number, and errors in our shape.
 
-Made by uvicorn for each connection, as `serve.process` tells it. The parser below keeps what it has of a
-header, however much that is, and copies it with each piece that comes; so bytes are counted before it gets
-them. Invariants: what a client may send without being answered is bounded in size and in time; an answer to
-what is no request is JSON like every other error, and closes the connection.
+Chosen by `serve.process`; `HttpServer` gives each connection its `Guard`. Invariants: the parser never holds
+more than a head's limit; a connection always has a deadline unless a request of its is being answered; what
+is refused here is answered as every other error, and closes the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import resource
 from time import monotonic
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from firstlight.base.errors import RequestError
-from firstlight.serve.errors import error_bytes, error_headers
+from firstlight.base import strangers
+from firstlight.base.strangers import Refusal
+from firstlight.serve import guard
+from firstlight.serve.guard import BUSY, Guard, answer_of
 
-log = logging.getLogger(__name__)
-
-MAX_HEAD_BYTES = 64 * 1024
-MAX_HEADERS = 256
-MAX_TARGET_BYTES = 16 * 1024
-_SLICE_BYTES = 4096  # of a head that the parser gets at once
-HEAD_DEADLINE_S = 30.0  # from the connection, or the first byte of a later request, to the end of the head
-BODY_GRACE_S = 30.0  # a body may take this long, and longer by what came of it at the slowest rate
-MIN_BODY_BYTES_PER_S = 16 * 1024
-_LINGER_S = 1.0  # for a client to read why it was refused, while it may still be sending
-_LINGER_BYTES = 1024 * 1024
-_OWN_FILES = 64  # what the process has open beside its connections
-_TELL_S = 10.0
-_REASONS = {
-    400: "Bad Request",
-    408: "Request Timeout",
-    414: "URI Too Long",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
+MAX_PIPELINED = 32  # requests on one connection that wait for their turn
+BETWEEN, HEAD, BODY = "between requests", "head", "body"  # what the next byte belongs to
+_OF_UPGRADE = frozenset({b"upgrade", b"http2-settings", b"connection"})
 
 
-class Connections:
-    """The connections of a server: how many there may be, and which of them wait for a request.
-
-    When there is no room for another one, the one that has waited longest goes, be it idle or half a request.
-    """
-
-    def __init__(self, most: int) -> None:
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        room = most if files == resource.RLIM_INFINITY else files - _OWN_FILES
-        self.most = max(1, min(most, room))
-        self._all: set[Http1Protocol] = set()
-        self._waiting: dict[Http1Protocol, None] = {}  # the longest first
-        self._untold: dict[str, int] = {}
-        self._told_s = -_TELL_S
-
-    def admit(self, one: Http1Protocol) -> None:
-        """A new connection, which waits for its first request."""
-        self._all.add(one)
-        self._waiting[one] = None
-        if len(self._all) > self.most:
-            longest = next(iter(self._waiting))
-            self.forget(longest)
-            longest.give_way()
-
-    def waits(self, one: Http1Protocol, *, waits: bool) -> None:
-        """Whether it waits for a request, from now on."""
-        self._waiting.pop(one, None)
-        if waits and one in self._all:
-            self._waiting[one] = None
-
-    def forget(self, one: Http1Protocol) -> None:
-        """It is over."""
-        self._all.discard(one)
-        self._waiting.pop(one, None)
-
-    def note(self, error: RequestError) -> None:
-        """Say that a connection was refused: the first at once, then all of some seconds in one line."""
-        code = error.code or ""
-        self._untold[code] = self._untold.get(code, 0) + 1
-        if monotonic() - self._told_s >= _TELL_S:
-            counted = ", ".join(f"{number} times {name}" for name, number in sorted(self._untold.items()))
-            log.warning("connections refused: %s; the last: %s", counted, error)
-            self._untold.clear()
-            self._told_s = monotonic()
+class _Refused(Exception):
+    """Stops the parser."""
 
 
 class Http1Protocol(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, *, peers: Connections, **rest: Any) -> None:
-        super().__init__(**rest)
-        self._peers = peers
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_began_s = 0.0
-        self._in_head = True
+    def __init__(self, *args: Any, peers: Guard | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._guard = peers or Guard()
+        self._new_parser()
+        self._stage = BETWEEN
+        self._is_deaf = False  # nothing more is read from it
+        self._refusal: Refusal | None = None  # found while the parser runs
         self._num_headers = 0
-        self._unused_bytes = 0  # since the parser last made something of them
-        self._body_bytes = 0
-        self._complaint: RequestError | None = None
-        self._is_refused = False
-        self._discarded_bytes = 0
+        self._num_unspent = 0  # bytes since the last that had an end: a head, a piece of a body
+        self._num_discarded = 0
+        self._num_body_bytes = 0
+        self._head_s = 0.0  # when the last head was complete
+        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline_of = BETWEEN
+        self._reading: asyncio.TimerHandle | None = None  # until when it must have read something
+        self.num_held_bytes = 0  # of bodies whose requests have not been answered
+
+    # --- the connection ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
         super().connection_made(transport)
-        self._arm()
-        self._peers.admit(self)
+        if self._guard.seats.take(self):
+            self._set_deadline()
+        else:
+            self._refuse(strangers.NO_SEAT)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
-        self._disarm()
-        self._peers.forget(self)
+        self._is_deaf = True
+        self._guard.seats.leave(self)
+        self._release()
+        self._unset_deadline()
+        self._unset_keepalive_if_required()
+        if self._reading is not None:
+            self._reading.cancel()
         super().connection_lost(exc)
 
+    def give_way(self) -> None:
+        """Somebody else needs the seat, and this one has not asked anything."""
+        if self._stage == BETWEEN and self.timeout_keep_alive_task is not None:
+            self._is_deaf = True
+            self.transport.close()  # it has been answered, and nothing has come since
+        else:
+            self._refuse(strangers.NO_SEAT)
+        self._must_read()
+
+    def pause_writing(self) -> None:
+        """Called by the transport: much waits for a client that does not read."""
+        super().pause_writing()
+        self._must_read()
+
+    def resume_writing(self) -> None:
+        """Called by the transport: the client has read."""
+        if self._reading is not None and not self.transport.is_closing():
+            self._reading.cancel()
+            self._reading = None
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Called for a connection that is idle; what it has not read does not keep it."""
+        super().timeout_keep_alive_handler()
+        self._must_read()
+
+    def _must_read(self) -> None:
+        if self._reading is None:
+            self._reading = self.loop.call_later(self._guard.body_timeout_s, self.transport.abort)
+
+    # --- what comes in ---
+
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop. A head goes to the parser in small slices, a body as it comes."""
+        """Called by the event loop with at most a few hundred kilobytes."""
         self._unset_keepalive_if_required()
-        position = 0
-        while position < len(data) and not self._is_refused:
-            if self._timer is None:
-                self._arm()
-            end = position + _SLICE_BYTES if self._in_head else len(data)
-            self._feed(data[position:end])
-            position = end
-        if self._is_refused:
-            self._discarded_bytes += len(data)
-            if self._discarded_bytes > _LINGER_BYTES:
-                self.flow.pause_reading()
+        while data and not self._is_deaf:
+            room = strangers.MAX_HEAD_BYTES - self._num_unspent
+            if room <= 0:
+                self._refuse(strangers.HEAD_TOO_LARGE)
+                return
+            data = self._feed(data[:room]) + data[room:]
+        if self._is_deaf:
+            self._discard(len(data))
+        else:
+            self._set_deadline()
+
+    def _feed(self, piece: bytes) -> bytes:
+        """Parses `piece`; what is to be parsed again."""
+        self._num_unspent += len(piece)
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._without_upgrade(piece[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or strangers.NO_HTTP)
+        return b""
+
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """The request that wanted to speak another protocol, as one that does not: a server may ignore it.
+
+        Java's client asks so for HTTP/2, with the body behind it.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(strangers.NO_TUNNEL)
+            return b""
+        kept = [(name, value) for name, value in self.headers if name not in _OF_UPGRADE]
+        lines = [b"%s %s HTTP/1.1" % (method, self.url), *(b"%s: %s" % header for header in kept)]
+        self._new_parser()
+        self._stage, self._num_unspent = BETWEEN, 0
+        return b"\r\n".join(lines) + b"\r\n\r\n" + rest
+
+    def _new_parser(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        # As uvicorn has it: a pipelined request after the last one is no fault of the first.
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _discard(self, num_bytes: int) -> None:
+        self._num_discarded += num_bytes
+        if self._num_discarded > strangers.LINGER_BYTES:
+            self.transport.abort()
+
+    # --- what the parser finds ---
 
     def on_message_begin(self) -> None:
         """Called by the parser."""
-        self._in_head, self._num_headers, self._unused_bytes = True, 0, 0
         super().on_message_begin()
+        self._stage, self._num_headers = HEAD, 0
 
     def on_url(self, url: bytes) -> None:
-        """Called by the parser, perhaps more than once."""
-        if len(self.url) + len(url) > MAX_TARGET_BYTES:
-            self._complain(
-                f"The target of the request is longer than {MAX_TARGET_BYTES} bytes; send less in it.",
-                "target_too_long",
-                414,
-            )
-        else:
-            super().on_url(url)
+        """Called by the parser with a piece of the target."""
+        if len(self.url) + len(url) > strangers.MAX_TARGET_BYTES:
+            self._stop(strangers.TARGET_TOO_LONG)
+        super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by the parser. What comes behind a body is no header."""
-        if not self._in_head:
-            return
+        """Called by the parser; also for what follows a body, which nobody reads."""
         self._num_headers += 1
-        if self._num_headers > MAX_HEADERS:
-            self._complain(
-                f"The request has more than {MAX_HEADERS} headers; send fewer.", "too_many_headers", 431
-            )
-        else:
+        if self._num_headers > strangers.MAX_HEADERS:
+            self._stop(strangers.TOO_MANY_HEADERS)
+        if self._stage == HEAD:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Called by the parser: the request goes to the application."""
-        self._unused_bytes = 0
-        if self._complaint is not None:
-            return
+        """Called by the parser."""
+        if self.parser.should_upgrade():
+            return  # see `_without_upgrade`
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
+            self._stop(strangers.NO_HOST)
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._stop(strangers.NO_HTTP)
+        self._stage, self._num_unspent = BODY, 0
+        self._head_s, self._num_body_bytes = monotonic(), 0
+        self._unset_deadline()
         super().on_headers_complete()
-        self._in_head, self._body_bytes = False, 0
-        self._peers.waits(self, waits=False)
-        self._arm()
 
     def on_body(self, body: bytes) -> None:
-        """Called by the parser."""
-        self._unused_bytes = 0
-        self._body_bytes += len(body)
-        if self._complaint is None:
-            super().on_body(body)
+        """Called by the parser with a piece of the body."""
+        self._num_unspent = 0
+        self._num_body_bytes += len(body)
+        if self._is_deaf:
+            return
+        super().on_body(body)
+        if not self.cycle.response_complete:
+            self.num_held_bytes += len(body)
+            victim = self._guard.hold(self, len(body))
+            if isinstance(victim, Http1Protocol):
+                victim._refuse(BUSY)
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
-        self._in_head, self._unused_bytes = True, 0
-        self._disarm()
-        if self._complaint is None:
-            super().on_message_complete()
+        if self.parser.should_upgrade():
+            return
+        self._stage, self._num_unspent = BETWEEN, 0
+        self._unset_deadline()
+        super().on_message_complete()
+        if not self.cycle.response_complete:
+            self._guard.seats.works(self)
+
+    def _stop(self, refusal: Refusal) -> None:
+        self._refusal = refusal
+        raise _Refused
+
+    # --- answers and refusals ---
 
     def on_response_complete(self) -> None:
-        """Called by uvicorn: the next request may come."""
+        """Called by uvicorn."""
         super().on_response_complete()
+        if self.transport.is_closing():
+            self._must_read()
+        elif not self.pipeline and self._stage != BETWEEN:
+            self._unset_keepalive_if_required()  # the deadline of what it sends is nearer
         if not self.pipeline:
-            self._peers.waits(self, waits=True)
+            self._release()
+            self._guard.seats.waits(self)
+        self._set_deadline()
 
-    def give_way(self) -> None:
-        """Others need the place of this one, which waits for a request."""
-        if self._timer is None:  # it has been answered, and nothing has come since
+    def _set_deadline(self) -> None:
+        """A head or a body that is awaited has a deadline, which begins with the waiting."""
+        is_busy = self.cycle is not None and not self.cycle.response_complete
+        awaited = HEAD
+        if self._stage == BODY and not self.pipeline:
+            awaited = BODY
+        elif is_busy or (self._stage == BETWEEN and self.timeout_keep_alive_task is not None):
+            awaited = BETWEEN
+        if self._is_deaf or self.transport.is_closing():
+            awaited = BETWEEN
+        if awaited == self._deadline_of:
+            return
+        self._unset_deadline()
+        if awaited != BETWEEN:
+            seconds = self._guard.header_timeout_s if awaited == HEAD else self._guard.body_timeout_s
+            self._deadline = self.loop.call_later(seconds, self._too_late, awaited)
+            self._deadline_of = awaited
+
+    def _unset_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline, self._deadline_of = None, BETWEEN
+
+    def _too_late(self, awaited: str) -> None:
+        if awaited == HEAD:
+            self._refuse(strangers.head_too_late(self._guard.header_timeout_s, " (--header-timeout)"))
+            return
+        is_wanted = not self.cycle.response_complete
+        fair_s = self._num_body_bytes / guard.MIN_BODY_BYTES_PER_S if is_wanted else 0.0
+        took_s = monotonic() - self._head_s
+        left_s = self._guard.body_timeout_s + fair_s - took_s
+        if left_s > 0:
+            self._deadline = self.loop.call_later(left_s, self._too_late, awaited)
+        else:
+            self._refuse(strangers.body_too_late(round(took_s, 1), " (--body-timeout)"))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Reads nothing more. Whose own request is at fault is told so; who was asking before is served."""
+        self._is_deaf = True
+        self._unset_deadline()
+        self._guard.refused(refusal)
+        cycle, is_own = self.cycle, self._stage == BODY
+        is_busy = cycle is not None and not cycle.response_complete
+        if is_busy and not is_own:
+            cycle.keep_alive = False  # the answer that is on its way is the last
+            return
+        if is_busy and (self.pipeline or cycle.response_started):
+            self.transport.abort()  # another answer is in the middle of being sent
+            return
+        if is_busy:
+            cycle.scope["state"]["refused"] = refusal.status
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if is_busy or not is_own:  # else it has its answer, and its body is too much
+            self.transport.write(answer_of(refusal))
+        self._release()
+        self._hang_up(lingers=refusal is not strangers.NO_SEAT)
+
+    def _hang_up(self, *, lingers: bool) -> None:
+        """Closing on bytes that were not read would reset the connection before the answer is read."""
+        if not lingers:
             self.transport.close()
             return
-        text = f"The server has {self._peers.most} connections, which is all it takes (--max-connections)."
-        self._refuse(
-            RequestError(
-                f"{text} Try again a little later.",
-                code="too_many_connections",
-                status=503,
-                kind="server_error",
-                retry_after_s=1.0,
-            )
-        )
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """uvicorn's advice to install a library for what we do not speak; the request is served as it is."""
-
-    def _feed(self, data: bytes) -> None:
-        self._unused_bytes += len(data)
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # to what we do not speak: the request is served as it is
-        except httptools.HttpParserError:
-            self._complain("Invalid HTTP request received. Send HTTP/1.1.", "invalid_http", 400)
-        if self._unused_bytes > MAX_HEAD_BYTES:
-            self._complain(
-                f"The headers of the request are longer than {MAX_HEAD_BYTES} bytes; send less in them.",
-                "headers_too_large",
-                431,
-            )
-        if self._complaint is not None:
-            self._refuse(self._complaint)
-
-    def _complain(self, text: str, code: str, status: int) -> None:
-        if self._complaint is None:
-            self._complaint = RequestError(text, code=code, status=status)
-
-    def _arm(self) -> None:
-        """The time for a head or a body begins."""
-        self._disarm()
-        self._timer_began_s = monotonic()
-        self._timer = self.loop.call_later(HEAD_DEADLINE_S if self._in_head else BODY_GRACE_S, self._look)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        """The time is over, unless it is ours: we do not read, or a body comes at a fair rate."""
-        took_s = monotonic() - self._timer_began_s
-        fair_s = BODY_GRACE_S + self._body_bytes / MIN_BODY_BYTES_PER_S
-        if self.flow.read_paused:
-            self._arm()
-        elif not self._in_head and took_s < fair_s:
-            self._timer = self.loop.call_later(fair_s - took_s, self._look)
-        else:
-            part = "head" if self._in_head else "body"
-            self._complain(
-                f"The {part} of the request did not come within {took_s:.3g} s; send it faster.",
-                "request_too_slow",
-                408,
-            )
-            assert self._complaint is not None
-            self._refuse(self._complaint)
-
-    def _refuse(self, error: RequestError) -> None:
-        """Say why, and close; behind answers that are still under way, only close."""
-        self._is_refused = True
-        self._disarm()
-        self._peers.waits(self, waits=False)
-        self._peers.note(error)
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if is_answering and self._in_head:
-            self.cycle.keep_alive = False
-            return
-        if is_answering:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if not (is_answering and self.cycle.response_started):
-            self.transport.write(_whole(error))
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(_LINGER_S, self.transport.abort)
+        self.flow.resume_reading()
+        self.loop.call_later(strangers.LINGER_S, self.transport.abort)
 
-
-def _whole(error: RequestError) -> bytes:
-    """An answer with its head."""
-    body = error_bytes(error)
-    rows = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        **error_headers(error),
-        "connection": "close",
-    }
-    head = "".join(f"{name}: {value}\r\n" for name, value in rows.items())
-    return f"HTTP/1.1 {error.status} {_REASONS[error.status]}\r\n{head}\r\n".encode() + body
+    def _release(self) -> None:
+        self._guard.release(self.num_held_bytes)
+        self.num_held_bytes = 0

@@ -22,11 +22,12 @@ import uvicorn
 
 from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.recorder import NoBox, Recorder
+from firstlight.base.door import Door
 from firstlight.base.phases import DRAIN, SERVING, PhaseReporter
+from firstlight.serve.guard import Guard
 
 CLOSE_MARGIN_S = 2.0  # after the engine's deadline, for the last bytes to clients
 DRAIN_LOOK_S = 0.02
-HANDSHAKE_S = 10.0  # of TLS, for a client that begins one
 
 
 class OpenWork(Protocol):
@@ -48,13 +49,20 @@ class HttpServer(uvicorn.Server):
     serving_unit = "ticks"
 
     def __init__(
-        self, config: uvicorn.Config, client: OpenWork, drain_s: float, recorder: Recorder | None = None
+        self,
+        config: uvicorn.Config,
+        client: OpenWork,
+        drain_s: float,
+        guard: Guard,
+        recorder: Recorder | None = None,
     ) -> None:
         super().__init__(config)
+        self._guard = guard
         self._client = client
         self._drain_s = drain_s
         self._recorder = recorder or NoBox()
         self._report = PhaseReporter(self._recorder).report
+        self._first: socket.socket | None = None  # accepted on from the start
         self._public: socket.socket | None = None
         self._tls: ssl.SSLContext | None = None
 
@@ -100,42 +108,42 @@ class HttpServer(uvicorn.Server):
         """Begins a graceful stop; may be called from any thread."""
         self.should_exit = True
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn."""
+        await super().startup(sockets)
+        if self._first is not None:
+            await self.accept(self._first)
+
     async def run_on(self, listener: socket.socket) -> None:
         """Serves on `listener`, which it closes, until asked to stop."""
-        self._public = listener.dup()
-        await self._run([listener])
+        self._first = listener
+        await self._run([])
 
     async def run_private(self, path: str) -> None:
         """Serves on a Unix socket at `path`, without TLS, until asked to stop; see `accept`."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as private:
             private.bind(path)
             private.listen()
-            self.config.load()
-            self._tls, self.config.ssl = self.config.ssl, None  # uvicorn opens the private socket with it
             await self._run([private])
 
     async def accept(self, listener: socket.socket) -> None:
-        """Accept on the public socket too, from now on; closes it at the end."""
+        """Accept on the public socket, from now on; closes it at the end."""
         protocol_class: Any = self.config.http_protocol_class
         protocol = functools.partial(
             protocol_class,
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
+            peers=self._guard,
         )
-        loop = asyncio.get_running_loop()
-        self._public = listener.dup()  # the event loop closes the one it is given
-        server = await loop.create_server(
-            protocol,
-            sock=listener,
-            ssl=self._tls,
-            ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
-            backlog=self.config.backlog,
-        )
-        self.servers.append(server)
+        self._public = listener.dup()  # the door closes the one it is given
+        door: Any = Door(listener, protocol, self._guard.seats, self._tls, self._guard.header_timeout_s)
+        self.servers.append(door)
         self._report(SERVING, unit=self.serving_unit)
 
     async def _run(self, sockets: list[socket.socket]) -> None:
+        self.config.load()
+        self._tls, self.config.ssl = self.config.ssl, None  # uvicorn opens the private socket with it
         self._client.start()
         try:
             await self.serve(sockets=sockets)

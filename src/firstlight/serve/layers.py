@@ -1,7 +1,8 @@
 """The layers around an application: who is logged, who is let in, who is told to wait.
 
-Used by `serve.app` and by `serve.relay`. Invariant: the layers are, from outside in: access log, CORS, keys,
-readiness; so a refusal is logged, readable by browsers, and says nothing before the key was seen.
+Used by `serve.app` and by `serve.relay`. Invariant: the layers are, from outside in: plain requests, access
+log, CORS, keys, readiness; so all see the same path, and a refusal is logged, readable by browsers, and says
+nothing before the key was seen.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from firstlight.serve.access import AccessLog
 from firstlight.serve.auth import KeyCheck
 from firstlight.serve.gate import Gate, Serving
 from firstlight.serve.metrics import Metrics
+from firstlight.serve.tidy import Tidy
 
 
 def with_layers(
@@ -36,7 +38,7 @@ def with_layers(
             expose_headers=["x-request-id", "retry-after"],
         )
     private = str(Path(config.run_dir) / API_SOCKET)
-    return PrivateDoor(private, gated, AccessLog(layered, metrics))
+    return Tidy(PrivateDoor(private, gated, AccessLog(layered, metrics)))
 
 
 class PrivateDoor:

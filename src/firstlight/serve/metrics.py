@@ -110,6 +110,10 @@ class Metrics(Collector):
         """An HTTP request was answered."""
         self._answers[path, status] += 1
 
+    def record_refusal(self, status: int) -> None:
+        """A connection was refused before what it sent was a request."""
+        self._answers["none", status] += 1
+
     def record_disconnect(self) -> None:
         """A client went away before its answer was complete."""
         self._num_disconnects += 1

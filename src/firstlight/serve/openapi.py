@@ -36,6 +36,8 @@ _REPLIES = (
     replies.ModelList,
     replies.Model,
     replies.Aborted,
+    replies.Version,
+    replies.TokenizerInfo,
     Profile,
     ErrorBody,
 )
@@ -52,6 +54,11 @@ def gives(kind: type[msgspec.Struct]) -> dict[int | str, dict[str, Any]]:
         200: {"description": (kind.__doc__ or "").partition("\n")[0], "content": _json(kind)},
         "default": {"description": "An error.", "content": _json(ErrorBody)},
     }
+
+
+def gives_text(description: str, media_type: str) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route that answers with a text."""
+    return {200: {"description": description, "content": {media_type: {"schema": {"type": "string"}}}}}
 
 
 def describe(app: FastAPI) -> None:

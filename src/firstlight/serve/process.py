@@ -7,7 +7,6 @@ open ones finish within `drain_s`, and closes the socket for everybody.
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import socket
 import ssl
@@ -28,7 +27,8 @@ from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.serve.app import make_app
 from firstlight.serve.client import EngineClient
 from firstlight.serve.control_link import ControlLink
-from firstlight.serve.http1 import Connections, Http1Protocol
+from firstlight.serve.guard import Guard
+from firstlight.serve.http1 import Http1Protocol
 from firstlight.serve.http_server import HttpServer
 from firstlight.serve.logs import set_up
 from firstlight.serve.metrics import Metrics
@@ -71,9 +71,9 @@ def make_http(server: Server, api_keys: Sequence[str] = (), recorder: Recorder |
     Raises `UsageError` for TLS files that do not fit.
     """
     limits = server.config.server
-    return HttpServer(
-        http_settings(make_app(server, api_keys), limits), server.client, limits.drain_s, recorder
-    )
+    settings = http_settings(make_app(server, api_keys), limits)
+    guard = Guard(limits, server.metrics.record_refusal)
+    return HttpServer(settings, server.client, limits.drain_s, guard, recorder)
 
 
 def http_settings(app: ASGIApp, limits: ServerSection) -> uvicorn.Config:
@@ -81,8 +81,7 @@ def http_settings(app: ASGIApp, limits: ServerSection) -> uvicorn.Config:
     check_tls(limits)
     return uvicorn.Config(
         app,
-        # uvicorn only calls it.
-        http=functools.partial(Http1Protocol, peers=Connections(limits.max_connections)),  # type: ignore[arg-type]
+        http=Http1Protocol,
         ws="none",
         lifespan="off",
         log_config=None,

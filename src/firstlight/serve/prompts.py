@@ -16,6 +16,7 @@ from firstlight.serve.server import Server
 
 INLINE_CHARS = 4096  # a shorter text is tokenised in less time than a thread takes to begin
 HEAD_CHARS_PER_TOKEN = 16  # more than texts have, so that only hopeless ones are cut
+# Also in the text: LangChain looks for it there, and openai's exceptions show only the text since 3.0.
 _TOO_LONG = "context_length_exceeded"
 _threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
@@ -108,7 +109,8 @@ def check_length(
         asked = f"{longest} in the {param}, {max_tokens} in the completion"
         raise RequestError(
             f"{_maximum(limit)} However, you requested {longest + max_tokens} tokens ({asked}). Please "
-            f"reduce the length of the {param} or completion: lower {limit_param} to {limit - longest}.",
+            f"reduce the length of the {param} or completion: lower {limit_param} to {limit - longest}. "
+            f"({_TOO_LONG})",
             param=limit_param,
             code=_TOO_LONG,
         )
@@ -122,7 +124,7 @@ def _maximum(limit: int) -> str:
 def _too_long(limit: int, result: str, param: str) -> RequestError:
     return RequestError(
         f"{_maximum(limit)} However, {result}. Please reduce the length of the {param}: prompt and answer "
-        "together have to fit.",
+        f"together have to fit. ({_TOO_LONG})",
         param=param,
         code=_TOO_LONG,
     )

@@ -17,6 +17,7 @@ from firstlight.serve.refusals import without_neutral
 _MAX_SHOWN_CHARS = 200
 _MAX_COUNT = 2**31 - 1
 # How pydantic's names for a wrong type end; its other faults are values out of range.
+_NOT_EMPTY: dict[str, Any] = {"minItems": 1, "minLength": 1}  # for /openapi.json; our words for it are better
 _TYPE_FAULTS = ("_type", "_parsing", "int_from_float")
 
 
@@ -69,13 +70,19 @@ class GenerationRequest(_Request):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
-    messages: list[dict[str, Any]] = Field(description="The conversation: role and content.")
+    messages: list[dict[str, Any]] = Field(
+        description="The conversation: role and content.", json_schema_extra={"minItems": 1}
+    )
     max_completion_tokens: int | None = Field(
         None, ge=1, le=_MAX_COUNT, description="Newer name of max_tokens."
     )
     logprobs: bool = Field(False, description="Log-probabilities of the answer's tokens.")
     top_logprobs: int | None = Field(None, ge=0, description="And of the likeliest ones at each place.")
-    add_generation_prompt: bool = Field(True, description="Ask the template for the start of an answer.")
+    add_generation_prompt: bool | None = Field(
+        None,
+        description="Ask the template for the start of an answer. Default: true, but not with "
+        "continue_final_message.",
+    )
     continue_final_message: bool = Field(False, description="Go on inside the last message.")
     chat_template_kwargs: dict[str, Any] = Field({}, description="Variables for the chat template.")
     tools: list[Any] = Field([], description="Functions that the model may call.")
@@ -92,7 +99,7 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
     prompt: str | list[str] | list[int] | list[list[int]] = Field(
-        description="A text, token ids, or several of either."
+        description="A text, token ids, or several of either.", json_schema_extra=_NOT_EMPTY
     )
     max_tokens: int | None = Field(
         None, ge=0, le=_MAX_COUNT, description="Most tokens of an answer; 16 if left out, 0 with echo only."
@@ -107,7 +114,7 @@ class TokenizeRequest(_Request):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = Field(None, description="Default: true, with messages false.")
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field({})
     tools: list[Any] = Field([], description="Functions that the model may call.")

@@ -32,6 +32,7 @@ from firstlight.serve import replies
 from firstlight.serve.control_link import ControlLink
 from firstlight.serve.forward import Forward
 from firstlight.serve.gate import live_response
+from firstlight.serve.guard import Guard
 from firstlight.serve.http_server import HttpServer
 from firstlight.serve.layers import with_layers
 from firstlight.serve.logs import set_up
@@ -74,8 +75,10 @@ def run_relay(config: RunConfig, listener_fd: int, control_fd: int, box: BlackBo
     upstream = Upstream(read_place(config.run_dir), box)
     startup: dict[str, Any] = {"status": "ready"}
     keys = read_api_keys(Path(config.run_dir))
-    app = with_layers(OwnPaths(Forward(upstream, config.server), startup), config, upstream, Metrics(), keys)
-    http = RelayHttp(http_settings(app, config.server), upstream, config.server.drain_s, box)
+    limits, metrics = config.server, Metrics()
+    app = with_layers(OwnPaths(Forward(upstream, limits), startup), config, upstream, metrics, keys)
+    guard = Guard(limits, metrics.record_refusal)
+    http = RelayHttp(http_settings(app, limits), upstream, limits.drain_s, guard, box)
     PhaseReporter(box).report(READY, detail=f"waiting for {upstream.place.engine}")
     gc.freeze()
 

@@ -194,13 +194,30 @@ class Tokens(msgspec.Struct):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | UnsetType = UNSET
+    token_strs: list[str] | None = None
 
 
 class Text(msgspec.Struct):
     """The answer of /v1/detokenize."""
 
     prompt: str
+
+
+class Version(msgspec.Struct):
+    """The answer of /version, as vLLM has it."""
+
+    version: str
+
+
+class TokenizerInfo(msgspec.Struct):
+    """The answer of /tokenizer_info: what of a tokenizer_config.json a client can use, as vLLM has it."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+    vocab_size: int
+    model_max_length: int
 
 
 class Aborted(msgspec.Struct):

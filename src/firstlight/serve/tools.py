@@ -17,6 +17,7 @@ MAX_TOOLS = 128
 MAX_DEPTH = 64  # of objects and lists in a definition
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FIELDS = ("name", "description", "parameters")
+_WITHOUT_EFFECT = ("cache_control",)  # what is cached is decided here
 
 
 def offered_tools(tools: Sequence[Any], choice: Any) -> list[dict[str, Any]]:
@@ -58,11 +59,11 @@ def _definition(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
         raise RequestError(f"{where} must be an object of the type 'function'.", param=where)
     function = tool.get("function")
-    _only(tool, ("type", "function"), where)
+    _only(tool, ("type", "function", *_WITHOUT_EFFECT), where)
     where = f"{where}.function"
     if not isinstance(function, Mapping):
         raise RequestError(f"{where} is missing; describe the function.", param=where)
-    _only(function, (*_FIELDS, "strict"), where)
+    _only(function, (*_FIELDS, "strict", *_WITHOUT_EFFECT), where)
     if function.get("strict"):
         raise RequestError(
             f"{where}.strict cannot be true: arguments are not forced into a schema, as structured output is "

@@ -92,6 +92,11 @@ class TextModel:
         """The source of the chat template."""
         return self._template.source if self._template else None
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The texts of the tokens with a role, such as "eos_token"."""
+        return self._special_tokens
+
     def tokenizer_json(self) -> str:
         """The content of a tokenizer.json that makes this tokenizer again."""
         text: str = self._tokenizer.to_str(pretty=False)

@@ -150,10 +150,57 @@ def test_what_is_not_http_is_refused(front: Front, listener: socket.socket, sent
         assert client.recv(100).startswith(b"HTTP/1.1 400")
 
 
-def test_a_head_without_end_is_cut_off(front: Front, listener: socket.socket) -> None:
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 200_000, 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: 1\r\n" * 256 + b"\r\n", 431),
+        (b"GET /" + b"x" * 17_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
+    ],
+)
+def test_heads_that_are_refused(front: Front, listener: socket.socket, sent: bytes, status: int) -> None:
     with socket.create_connection(listener.getsockname(), timeout=5) as client:
-        client.sendall(b"GET / HTTP/1.1\r\n" + b"x" * 200_000)
-        assert client.recv(100).startswith(b"HTTP/1.1 431")
+        client.sendall(sent)
+        assert client.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_streams_of_events_leave_room_for_others(
+    front: Front, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_module, "_MAX_WATCHERS", 2)
+    watchers = []
+    for _ in range(2):
+        watchers.append(socket.create_connection(listener.getsockname(), timeout=30))
+        watchers[-1].sendall(b"GET /startup/events HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert watchers[-1].recv(12) == b"HTTP/1.1 200"
+    assert ask(listener, "/startup/events").status == 503
+    assert ask(listener, "/startup/events", "HEAD").status == 200
+    assert ask(listener, "/health/live").status == 200
+    for client in watchers:
+        client.close()
+
+
+def test_slashes_too_many_change_nothing(front: Front, listener: socket.socket) -> None:
+    assert [ask(listener, path).status for path in ("/health//live", "/startup/")] == [200, 200]
+
+
+def test_a_handshake_that_does_not_end_is_ended(
+    listener: socket.socket, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_module, "_HEAD_DEADLINE_S", 0.3)
+    certificate, key = write_tls_files(tmp_path)
+    front = Front()
+    front.protect([], str(certificate), str(key))
+    front.open(listener)
+    try:
+        with socket.create_connection(listener.getsockname(), timeout=30) as client:
+            client.sendall(b"\x16\x03\x01")
+            with contextlib.suppress(ConnectionError):
+                assert client.recv(100) == b""
+    finally:
+        front.close()
 
 
 def test_a_head_that_does_not_come_is_told_so(
@@ -191,7 +238,7 @@ def test_after_a_pause_connections_wait_for_who_accepts_next(front: Front, liste
     front.pause()
     listener.settimeout(5)
     with socket.create_connection(listener.getsockname(), timeout=5) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         accepted, _ = listener.accept()
         accepted.close()
     listener.setblocking(False)
@@ -222,7 +269,7 @@ def test_whoever_is_accepted_while_it_pauses_is_answered(front: Front, listener:
     """By it, or from the kernel's queue by who accepts next."""
     for _ in range(50):
         with socket.create_connection(listener.getsockname(), timeout=5) as client:
-            client.sendall(b"GET /health/live HTTP/1.1\r\n\r\n")
+            client.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
             front.pause()
             front.open(listener)
             assert client.recv(64).startswith(b"HTTP/1.1 200")

@@ -109,16 +109,34 @@ def test_the_prompt_is_the_rendered_conversation(server: ApiServer) -> None:
     ask(server)
     ask(server, messages=[{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])
     ask(server, add_generation_prompt=False, continue_final_message=True)
+    ask(server, continue_final_message=True)
     ask(server, chat_template_kwargs={"mood": "!"}, add_special_tokens=False)
     submits = server.engine.received(Submit)[before:]
     prompts = [server_text(submit.prompt_token_ids) for submit in submits]
-    assert prompts == [PROMPT, PROMPT, "<|start|>user\nHi", PROMPT + "!"]
+    assert prompts == [PROMPT, PROMPT, *["<|start|>user\nHi"] * 2, PROMPT + "!"]
 
 
 def server_text(ids: list[int]) -> str:
     from support.byte_text import byte_text
 
     return byte_text().decode(ids, skip_special_tokens=False)
+
+
+def test_a_refusal_is_what_the_assistant_said_and_cache_control_changes_nothing(server: ApiServer) -> None:
+    """Messages as OpenAI's clients give them back, and as Anthropic's users mark them."""
+    cached = {"cache_control": {"type": "ephemeral"}}
+    prompts = []
+    for said in (
+        {"content": "No."},
+        {"content": None, "refusal": "No."},
+        {"refusal": "No."},
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+        {"content": [{"type": "text", "text": "No.", **cached}], **cached},
+    ):
+        ask(server, messages=[{**USER[0], **cached}, {"role": "assistant", **said}, *USER])
+        prompts.append(server.engine.received(Submit)[-1].prompt_token_ids)
+    assert "No." in server_text(prompts[0])
+    assert all(prompt == prompts[0] for prompt in prompts)
 
 
 def test_a_developer_message_is_a_system_message(server: ApiServer) -> None:

@@ -175,6 +175,18 @@ def test_a_long_prompt_is_tokenised_beside_the_loop() -> None:
             prompts.INLINE_CHARS = limit
 
 
+def test_tokenize_has_vllms_paths_and_shapes_too(server: ApiServer) -> None:
+    with server.http() as http:
+        answer = http.post("/tokenize", json={"prompt": "hi"}).json()
+        ids = answer["tokens"]
+        assert answer == {"count": len(ids), "max_model_len": 256, "tokens": ids, "token_strs": None}
+        assert answer == http.post("/v1/tokenize", json={"prompt": "hi"}).json()
+        assert http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": "hi"}
+        info = http.get("/tokenizer_info").json()
+        assert (info["tokenizer_class"], info["model_max_length"]) == ("PreTrainedTokenizerFast", 256)
+        assert "add_generation_prompt" in info["chat_template"]
+
+
 def test_tokenize_and_back(server: ApiServer) -> None:
     with server.http() as http:
         answer = http.post("/v1/tokenize", json={"prompt": "hé", "return_token_strs": True}).json()

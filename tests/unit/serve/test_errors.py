@@ -108,13 +108,23 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
         "only text",
     ),
     (
+        {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]},
+        "messages.0.content.0.type",
+        "'assistant'",
+    ),
+    ({"messages": [{"role": "user", "refusal": "x"}]}, "messages.0.content", "missing"),
+    (
         {"messages": [*USER, {"role": "assistant", "content": "x", "tool_calls": [{}]}]},
         "messages.1.tool_calls",
         "no place",
     ),
     ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages.0.mood", "no such field"),
     ({"messages": [{"role": "user", "content": "x", "name": 1}]}, "messages.0.name", "string"),
-    ({"continue_final_message": True}, "continue_final_message", "must be false"),
+    (
+        {"continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+        "must be false",
+    ),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "must not set"),
     # parameters that would change the answer
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "--tool-call-parser"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import firstlight
 from firstlight.base.config import ServerSection
 from firstlight.base.errors import UsageError
 from firstlight.serve.logs import JsonFormatter
@@ -79,6 +80,13 @@ def test_probes_may_ask_for_the_head_only(http: httpx.Client) -> None:
         answer, head = http.get(path), http.head(path)
         assert (head.status_code, head.content) == (200, b"")
         assert head.headers["content-length"] == answer.headers["content-length"]
+
+
+def test_probes_and_versions_have_the_names_that_other_servers_give_them(http: httpx.Client) -> None:
+    assert (http.get("/ping").status_code, http.post("/ping").status_code) == (200, 200)
+    assert http.get("/version").status_code == 401
+    answer = http.get("/version", headers={"authorization": "Bearer key-one"})
+    assert answer.json() == {"version": firstlight.__version__}
 
 
 def test_keys_are_read_one_a_line(tmp_path: Path) -> None:
@@ -147,6 +155,10 @@ def test_the_description_names_every_field_and_resolves(http: httpx.Client) -> N
     for name in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(api)):
         assert name in schemas
     assert api["paths"][CHAT]["post"]["requestBody"]["required"]
+    assert schemas["ChatRequest"]["properties"]["messages"]["minItems"] == 1
+    assert schemas["CompletionRequest"]["properties"]["prompt"]["minLength"] == 1
+    for path, kind in (("/metrics", "text/plain"), ("/startup/events", "text/event-stream")):
+        assert list(api["paths"][path]["get"]["responses"]["200"]["content"]) == [kind]
     page = http.get("/docs").text
     assert "openapi.json" in page
     assert not re.search(r"https?://(?!\$)", page), "the page must need nothing from other hosts"

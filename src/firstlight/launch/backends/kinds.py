@@ -16,7 +16,7 @@ from firstlight.serve.upstream import Place
 _OURS = frozenset(
     ("host", "port", "uds", "tls-cert", "tls-key", "cors-origin", "max-body", "request-timeout", "drain")
     + ("log-format", "on-stall", "stall-look", "stall-verdict", "backend", "backend-python", "served-name")
-    + ("device", "max-connections")
+    + ("device", "max-connections", "header-timeout", "body-timeout")
 )
 
 Option = Callable[[RunConfig], Sequence[str]]
