@@ -1,4 +1,4 @@
-"""A model on a mount that stops answering: every command ends by itself, names the mount, says what to do.
+"""A model on a mount that stops answering: every command ends, names the mount, and says what to do.
 
 A real FUSE file system (`support.frozen_mount`), frozen at a request that its daemon has taken: who waits for
 it cannot be killed until the connection is aborted.

@@ -39,6 +39,7 @@ from firstlight.doctor.values_process import (
     Limits,
     ProcessState,
     PythonStacks,
+    StorageWait,
     Threads,
 )
 from support.case_rows import (
@@ -233,6 +234,37 @@ def waits_for_a_disk() -> Case:
         BlackBoxSeen(path="b", box=box(0, phase="weights"), is_alive=True), age_s=4.0
     )
     return one_rank(asleep("rank-0", 10, **state), both("rank-0", young))
+
+
+def dead_mount(*, answers: bool = False, marks: tuple[str, str] = ("7", "7")) -> Case:
+    state = {"state": "D", "syscall": "pread64", "wchan": "folio_wait_bit_common"}
+    young = msgspec.structs.replace(
+        BlackBoxSeen(path="b", box=box(0, phase="weights"), is_alive=True), age_s=4.0
+    )
+    waits: Rows = [
+        (
+            look,
+            "rank-0",
+            StorageWait(
+                tid=10,
+                mark=(mark,),
+                path="/mnt/m/a.gguf",
+                mount="the mount /mnt/m (nfs4, filer:/m, server filer)",
+                remedy="see whether filer answers.",
+                answers=answers,
+            ),
+        )
+        for look, mark in enumerate(marks)
+    ]
+    return one_rank(asleep("rank-0", 10, **state), both("rank-0", young), waits)
+
+
+def slow_mount() -> Case:
+    return dead_mount(answers=True)
+
+
+def mount_that_trickles() -> Case:
+    return dead_mount(answers=True, marks=("7", "9"))
 
 
 def thrashes() -> Case:

@@ -64,7 +64,7 @@ class CommandServer:
             time.sleep(_POLL_S)
         if self._child.poll() is None:
             self._child.send(signal.SIGKILL)  # the kernel ends its children with it
-            self._child.wait()
+            self._child.wait(_LEAVE_S)
         self._reader.join(_LEAVE_S)
         self._child.close()
         self._log.close()

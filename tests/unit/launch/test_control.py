@@ -8,6 +8,7 @@ import pytest
 from firstlight.base.failure import Failure
 from firstlight.base.process import ExitCause
 from firstlight.launch.control import (
+    DIE_S,
     DRAIN_MARGIN_S,
     LAST_WORDS_S,
     LEAVE_S,
@@ -342,3 +343,24 @@ def test_a_restart_answers_with_the_verdict_throughout_and_keeps_the_socket() ->
     state, _ = step(state, death("api", 9.6, KILLED)[1], 9.6)
     assert state.stage is Stage.ENDED
     assert state.wants_restart
+
+
+def test_who_cannot_be_killed_is_left_and_the_stall_stays_the_verdict() -> None:
+    state = LaunchState(running=("rank-0", "api"), drain_s=5.0)
+    failure = Failure("storage does not answer.", "Mount it again.", 6)
+    state, _ = step(state, Stalled(failure, "rank-0", "storage-silent", "proved"), 1.0)
+    state, _ = step(state, Death("api", 1.5, ExitCause(None, 9), None, ()), 1.5)
+    state, _ = step(state, Tick(), 0.9 + DIE_S)
+    assert state.stage is Stage.KILLING
+    state, _ = step(state, Tick(), 1.1 + DIE_S)
+    assert state.stage is Stage.ENDED
+    assert verdict(state).failure == failure
+
+
+def test_a_person_who_asked_is_not_kept_by_who_cannot_be_killed() -> None:
+    state = LaunchState(running=("rank-0",), drain_s=5.0)
+    state, _ = step(state, StopAsked(), 1.0)
+    state, _ = step(state, StopAsked(), 2.0)
+    state, _ = step(state, Tick(), 2.1 + DIE_S)
+    assert state.stage is Stage.ENDED
+    assert verdict(state).exit_code == 130
