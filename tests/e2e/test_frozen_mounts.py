@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from firstlight.base.storage import waited_for, waits_of
+from support.doctor_scenes import until
 from support.frozen_mount import FrozenMount, mounted
 from support.ports import free_port
 from support.serving import RunningServer, write_chat_gguf, write_chat_model
@@ -116,6 +118,21 @@ def test_run_ends_with_the_verdict(models: Path, place: str) -> None:
         said = firstlight("run", "x", "--model", str(model_on(mount, place)), "--max-tokens", "2")
         assert said.returncode == 5, said.stderr
         assert_names(said.stderr, mount)
+
+
+def test_a_page_fault_is_known_by_what_is_mapped(models: Path) -> None:
+    code = "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, prot=1); m[300000]"
+    with mounted(models, "read model.gguf 300000") as mount:
+        path = str(mount.path / "model.gguf")
+        process = subprocess.Popen([sys.executable, "-c", code, path])
+        try:
+            mount.wait_frozen()
+            until(lambda: bool(waits_of(process.pid)))
+            assert waited_for(process.pid, waits_of(process.pid)[0].tid) == path
+            process.kill()
+        finally:
+            mount.close()
+            process.wait(COMMAND_S)
 
 
 def test_weights_that_come_late_are_read(models: Path) -> None:
