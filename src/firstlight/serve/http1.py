@@ -8,6 +8,7 @@ is refused here is answered as every other error, and closes the connection.
 from __future__ import annotations
 
 import asyncio
+import random
 from time import monotonic
 from typing import Any
 
@@ -19,6 +20,7 @@ from firstlight.base.strangers import Refusal
 from firstlight.serve import guard
 from firstlight.serve.guard import BUSY, Guard, answer_of
 
+_SPREAD = 0.1
 MAX_PIPELINED = 32  # requests on one connection that wait for their turn
 BETWEEN, HEAD, BODY = "between requests", "head", "body"  # what the next byte belongs to
 _OF_UPGRADE = frozenset({b"upgrade", b"http2-settings", b"connection"})
@@ -47,8 +49,6 @@ class Http1Protocol(HttpToolsProtocol):
         self._deadline_of = BETWEEN
         self._reading: asyncio.TimerHandle | None = None  # until when it must have read something
         self.num_held_bytes = 0  # of bodies whose requests have not been answered
-
-    # --- the connection ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
@@ -213,8 +213,6 @@ class Http1Protocol(HttpToolsProtocol):
         self._refusal = refusal
         raise _Refused
 
-    # --- answers and refusals ---
-
     def on_response_complete(self) -> None:
         """Called by uvicorn."""
         super().on_response_complete()
@@ -242,6 +240,8 @@ class Http1Protocol(HttpToolsProtocol):
         self._unset_deadline()
         if awaited != BETWEEN:
             seconds = self._guard.header_timeout_s if awaited == HEAD else self._guard.body_timeout_s
+            # A little more for some: a thousand that came at once are not to be answered at once.
+            seconds *= 1 + _SPREAD * random.random()
             self._deadline = self.loop.call_later(seconds, self._too_late, awaited)
             self._deadline_of = awaited
 
@@ -283,13 +283,13 @@ class Http1Protocol(HttpToolsProtocol):
         if is_busy or not is_own:  # else it has its answer, and its body is too much
             self.transport.write(answer_of(refusal))
         self._release()
-        self._hang_up(lingers=refusal is not strangers.NO_SEAT)
-
-    def _hang_up(self, *, lingers: bool) -> None:
-        """Closing on bytes that were not read would reset the connection before the answer is read."""
-        if not lingers:
+        if refusal is strangers.NO_SEAT:
             self.transport.close()
-            return
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Closing on bytes that were not read would reset the connection before the answer is read."""
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
