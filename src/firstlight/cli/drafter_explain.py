@@ -54,7 +54,7 @@ def explain(options: ExplainOptions) -> int:
 
     Compares accuracy on the reference's states, the engine's states in prefill, decode and verification, its
     drafts, weights, layer ids, norm flags and template tokens. Exit code: 0 fine, 20 training, 21 data, 22
-    template, 23 integration.
+    template, 23 integration, 24 not measured (the engine could not be asked).
 
     Examples:
       firstlight drafter explain my-drafter/export/native --out my-drafter

@@ -85,8 +85,8 @@ def mask_is_full(evidence: Evidence) -> Finding | None:
         side=Side.DATA,
         sure=Sure.PROVED if is_empty else Sure.LIKELY,
         place=Place.DATA,
-        said="Documents have no supervised token, so nothing is learned from them: the turns of the answer "
-        "were not found in the rendered text.",
+        said="Documents have no supervised token, so nothing is learned from them; most often the turns of "
+        "the answer were not found in the rendered text.",
         evidence=[
             f"{100 * data.supervised_share:.2f} % of the indices are supervised",
             f"{data.num_without_supervision} of {data.num_documents} documents have none",

@@ -7,7 +7,8 @@ is over all tokens of the target, on states of the reference, so that no engine 
 from __future__ import annotations
 
 from firstlight.drafter.explain import variants
-from firstlight.drafter.explain.evidence import Accuracy, Evidence, VariantAccuracy
+from firstlight.drafter.explain.checks_drafts import reaches
+from firstlight.drafter.explain.evidence import Accuracy, Bucket, Evidence, Trained, VariantAccuracy
 from firstlight.drafter.explain.finding import Finding, Place, Side, Sure
 
 MIN_FIRST = 0.3  # of the first drafts: below, a drafter cannot pay for itself
@@ -85,9 +86,8 @@ def rope_is_the_target_s(evidence: Evidence) -> Finding | None:
 
 
 def keeps_with_length(evidence: Evidence) -> Finding | None:
-    """Accuracy does not fall with the length of the text."""
-    accuracy = evidence.accuracy
-    buckets = [b for b in accuracy.by_length if b.num >= MIN_TOKENS] if accuracy is not None else []
+    """Accuracy does not fall with the length of the text, as far as it was looked at."""
+    buckets = lengths_of(evidence)
     if len(buckets) < 2 or buckets[-1].accuracy >= FALLS * buckets[0].accuracy:
         return None
     return Finding(
@@ -95,8 +95,8 @@ def keeps_with_length(evidence: Evidence) -> Finding | None:
         side=Side.TRAINING,
         sure=Sure.HINT,
         place=Place.TRAINING,
-        said="The drafter is right less often in long texts: it was trained on shorter ones, or its rotary "
-        "scaling is another.",
+        said="The drafter is right less often in long texts; most often it was trained on shorter ones, or "
+        "its rotary scaling is another.",
         evidence=[f"up to index {b.end}: {100 * b.accuracy:.0f} % of {b.num} first drafts" for b in buckets],
         next_step="Train on documents as long as those that are served; compare the rotary tables.",
     )
@@ -120,9 +120,8 @@ def sees_no_future(evidence: Evidence) -> Finding | None:
         side=Side.TRAINING,
         sure=Sure.PROVED,
         place=Place.TRAINING,
-        said="In training a draft may attend to what it is asked to predict, so its loss is too low and "
-        "nothing is "
-        "learned for serving.",
+        said="In training a draft may attend to what it is asked to predict, so its loss is too low for "
+        "what is learned.",
         evidence=shown,
         next_step="Mend the attention mask or the shift of the labels in training, and train again.",
     )
@@ -134,19 +133,22 @@ def says_what_the_target_says(evidence: Evidence) -> Finding | None:
     if accuracy is None or accuracy.num_tokens < MIN_TOKENS or accuracy.coverage >= MIN_COVERAGE:
         return None
     trained = evidence.trained
-    claims = trained is not None and trained.accuracy and trained.accuracy[0] > accuracy.accuracy[0] + BETTER
     return Finding(
         cause="the draft vocabulary lacks tokens",
         side=Side.TRAINING,
         sure=Sure.PROVED,
         place=Place.TRAINING,
         said="The draft vocabulary lacks many of the tokens that the target says"
-        + (", and accuracy was counted among its own tokens only." if claims else "."),
+        + (
+            "; what training said fits an accuracy among its own tokens only."
+            if _counts_own_tokens(evidence, accuracy)
+            else "."
+        ),
         evidence=[
             f"it has {100 * accuracy.coverage:.1f} % of {accuracy.num_tokens} wanted tokens",
             f"first drafts right: {100 * accuracy.in_vocabulary:.1f} % of those, "
             f"{100 * accuracy.accuracy[0]:.1f} % of all",
-            *(f"training said {100 * value:.1f} %" for value in (trained.accuracy[:1] if trained else [])),
+            *_training_said(trained),
         ],
         next_step="Build the draft vocabulary from answers of this target, make it larger, and count "
         "accuracy over the whole vocabulary.",
@@ -157,8 +159,11 @@ def learned(evidence: Evidence) -> Finding | None:
     """The drafter, read in the best way, is right often enough."""
     best = best_variant(evidence)
     accuracy = evidence.accuracy if best is None else best.found
-    if accuracy is None or accuracy.accuracy[0] >= MIN_FIRST:
+    if accuracy is None or accuracy.num_tokens < MIN_TOKENS or accuracy.accuracy[0] >= MIN_FIRST:
         return None
+    trained = evidence.trained
+    if trained is not None and trained.accuracy and trained.accuracy[0] >= MIN_FIRST:
+        return _not_as_trained(evidence, accuracy, trained)
     return Finding(
         cause="too little was learned",
         side=Side.TRAINING,
@@ -166,10 +171,56 @@ def learned(evidence: Evidence) -> Finding | None:
         place=Place.TRAINING,
         said="On the reference's own states, without any engine, the drafter is right too rarely to pay for "
         "itself: too little training, too little data, or data of another kind.",
-        evidence=[_said(accuracy), *_served_as_expected(evidence)],
+        evidence=[_said(accuracy), *_training_said(trained), *_served_as_expected(evidence)],
         next_step="Look at the curves in train/curves.png: if accuracy still rises, train on; if it stands, "
-        "generate more answers of the kind that is served.",
+        "generate more answers of the kind that is served."
+        if trained is not None
+        else "Ask its maker for target, data and accuracy on held-out answers, or give the run folder with "
+        "--out: what its training was is not known here.",
     )
+
+
+def _not_as_trained(evidence: Evidence, accuracy: Accuracy, trained: Trained) -> Finding:
+    """Training was right often enough, so that more of it is not what is missing."""
+    return Finding(
+        cause="the drafter is not as good as its training said",
+        side=Side.TRAINING,
+        sure=Sure.LIKELY,
+        place=Place.TRAINING,
+        said="On the reference's own states, without any engine, the drafter is right too rarely to pay for "
+        "itself, and its training said otherwise: "
+        + (
+            "these weights, this target or this data are not what was measured there."
+            if trained.is_held_out
+            else "training was measured on its own answers, which it may know by heart, or these weights, "
+            "this target or this data are others."
+        ),
+        evidence=[_said(accuracy), *_training_said(trained), *_served_as_expected(evidence)],
+        next_step="Run firstlight drafter evaluate on the run folder: if that is as low, generate more and "
+        "other answers; if it is not, export the checkpoint again and compare what was given here.",
+    )
+
+
+def lengths_of(evidence: Evidence) -> list[Bucket]:
+    """The lengths at which enough first drafts were measured."""
+    accuracy = evidence.accuracy
+    return [b for b in accuracy.by_length if b.num >= MIN_TOKENS] if accuracy is not None else []
+
+
+def _counts_own_tokens(evidence: Evidence, accuracy: Accuracy) -> bool:
+    """Both were measured on held-out answers, and the figure of training is that of its own tokens."""
+    trained, data = evidence.trained, evidence.data
+    if trained is None or data is None or not (trained.is_held_out and data.held_out and trained.accuracy):
+        return False
+    said = trained.accuracy[0]
+    return said > accuracy.accuracy[0] + BETTER and abs(said - accuracy.in_vocabulary) <= BETTER
+
+
+def _training_said(trained: Trained | None) -> list[str]:
+    if trained is None or not trained.accuracy:
+        return []
+    whose = "held-out answers" if trained.is_held_out else "its own training answers"
+    return [f"training said {100 * trained.accuracy[0]:.1f} % of first drafts right, on {whose}"]
 
 
 def best_variant(evidence: Evidence) -> VariantAccuracy | None:
@@ -207,9 +258,10 @@ def _served_as_expected(evidence: Evidence) -> list[str]:
     served, loop = evidence.served or evidence.engine, evidence.own_loop
     if served is None or loop is None:
         return []
+    judged = ": the engine loses nothing" if reaches(served.acceptance_length, loop) else ""
     return [
-        f"served {served.acceptance_length:.2f} ({served.source}), own loop {loop.acceptance_length:.2f}: "
-        "the engine loses nothing"
+        f"served {served.acceptance_length:.2f} ({served.source}), own loop "
+        f"{loop.acceptance_length:.2f}{judged}"
     ]
 
 

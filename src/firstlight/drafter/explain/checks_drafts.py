@@ -17,6 +17,7 @@ from firstlight.drafter.explain.finding import Finding, Place, Side, Sure
 SAME_DRAFTS = 0.95
 MANY_TIES = 0.85
 MAX_TIE_COST = 0.02  # of the acceptance length
+MANY_ROUNDS = 20
 LESS = 0.05  # of drafts that are equal, to be called fewer
 REPRODUCED = 0.95
 MAX_KEY_GAP = 0.02  # of draft keys in the pages: those in 16 bits stay far below
@@ -127,7 +128,7 @@ def engine_as_its_own_loop(evidence: Evidence) -> Finding | None:
     engine, loop = evidence.engine, evidence.engine_loop
     if engine is None or loop is None:
         return None
-    if _reaches(engine.acceptance_length, loop):
+    if reaches(engine.acceptance_length, loop):
         return None
     return Finding(
         cause="the engine accepts less than it could",
@@ -149,13 +150,13 @@ def served_as_predicted(evidence: Evidence) -> Finding | None:
     served, loop, accuracy = evidence.served, evidence.own_loop, evidence.accuracy
     if served is None or loop is None or accuracy is None:
         return None
-    if _reaches(served.acceptance_length, loop):
+    if reaches(served.acceptance_length, loop):
         return None
     exact = served.acceptance_length < 1.005
     signature = (
         "exactly 1.00 is fc left out, weights that were not loaded, the wrong algorithm, or a wrong d2t"
         if exact
-        else "the engine that was measured loses it on the way; in this process it does not"
+        else "the server that was measured loses it on the way" + _not_here(evidence)
     )
     return Finding(
         cause="the served engine loses drafts",
@@ -173,6 +174,19 @@ def served_as_predicted(evidence: Evidence) -> Finding | None:
     )
 
 
+def drafts_as_the_reference(evidence: Evidence, situation: str) -> bool:
+    """Whether the drafts of a situation were measured, and are the reference's."""
+    match = _situation(evidence, situation)
+    return match is not None and _is_same(evidence, match)
+
+
+def _not_here(evidence: Evidence) -> str:
+    """Said only where the engine of this process was measured, and loses nothing."""
+    engine, loop = evidence.engine, evidence.engine_loop
+    is_whole = engine is not None and loop is not None and reaches(engine.acceptance_length, loop)
+    return "; the engine in this process does not" if is_whole else ""
+
+
 def _situation(evidence: Evidence, situation: str) -> DraftMatch | None:
     return next((match for match in evidence.drafts if match.situation == situation), None)
 
@@ -180,15 +194,23 @@ def _situation(evidence: Evidence, situation: str) -> DraftMatch | None:
 def _is_same(evidence: Evidence, match: DraftMatch) -> bool:
     """Near ties fall to either side: more of them in a drafter that knows little, or in a single round.
 
-    They cost nothing: on the text of the engine it accepts what the own loop does.
+    They cost nothing: on the text of the engine it accepts what the own loop does. What a known fault gives
+    in many rounds is no tie, whatever it costs on a few answers.
     """
     if match.agreement >= SAME_DRAFTS:
         return True
+    if match.num >= MANY_ROUNDS and _is_reproduced(match):
+        return False
     engine, loop = evidence.engine, evidence.engine_loop
     is_little = match.agreement >= MANY_TIES or round((1.0 - match.agreement) * match.num) <= 1
     if engine is None or loop is None or not is_little:
         return False
     return abs(engine.acceptance_length / loop.acceptance_length - 1.0) <= MAX_TIE_COST
+
+
+def _is_reproduced(match: DraftMatch) -> bool:
+    """A variant of the reference gives the engine's drafts, and the reference does not."""
+    return match.best_agreement >= REPRODUCED and match.best_agreement > match.agreement + LESS
 
 
 def _is_low(match: DraftMatch | None) -> bool:
@@ -197,8 +219,7 @@ def _is_low(match: DraftMatch | None) -> bool:
 
 def _drafts(evidence: Evidence, match: DraftMatch, cause: str, said: str) -> Finding:
     """The variant that reproduces the engine's drafts names the fault; without one it stays unnamed."""
-    is_named = match.best_agreement >= REPRODUCED and match.best_agreement > match.agreement + LESS
-    if is_named:
+    if _is_reproduced(match):
         cause = _NAMED.get(match.best_variant, match.best_what)
         said += f"; the reference with {match.best_what} gives the engine's drafts"
     shown = [_said_of_drafts(m) for m in evidence.drafts]
@@ -222,6 +243,11 @@ def _said_of_drafts(match: DraftMatch) -> str:
     return text
 
 
+def reaches(acceptance_length: float, loop: OwnLoop) -> bool:
+    """Within 5 % of the own loop, or in its interval."""
+    return acceptance_length >= min(0.95 * loop.acceptance_length, loop.low)
+
+
 CHECKS = (
     first_drafts,
     draft_keys_are_right,
@@ -230,8 +256,3 @@ CHECKS = (
     engine_as_its_own_loop,
     served_as_predicted,
 )
-
-
-def _reaches(acceptance_length: float, loop: OwnLoop) -> bool:
-    """Within 5 % of the own loop, or in its interval."""
-    return acceptance_length >= min(0.95 * loop.acceptance_length, loop.low)

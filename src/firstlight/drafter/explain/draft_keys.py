@@ -42,7 +42,11 @@ def match_keys(drafter: Eagle3Drafter, answered: Sequence[tuple[Answered, torch.
 
 
 def _origin(answer: Answered, place: int) -> str:
-    """Of the token at a place: keys of its slot were written with it."""
-    if place < answer.num_cached:
-        return CACHED
-    return PROMPT if place < len(answer.prompt) else VERIFIED
+    """Of the token at a place: keys of its slot were written with it.
+
+    Behind a cached prefix the rest of the prompt counts as cached, too: a page that becomes equal to a cached
+    one is given up for it, with the keys that were there.
+    """
+    if place >= len(answer.prompt):
+        return VERIFIED
+    return CACHED if answer.num_cached else PROMPT

@@ -31,6 +31,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     predicted_length: float
     in_vocabulary: float = 0.0
     coverage: float = 1.0
+    longest: int = 0  # tokens of the longest document that was looked at
     by_offset: list[Bucket] = []
     by_length: list[Bucket] = []
 

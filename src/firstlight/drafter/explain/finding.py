@@ -19,9 +19,17 @@ class Side(enum.Enum):
     DATA = "data"
     TEMPLATE = "template"
     INTEGRATION = "integration"
+    NOT_MEASURED = "not measured"
 
 
-EXIT_CODES = {Side.FINE: 0, Side.TRAINING: 20, Side.DATA: 21, Side.TEMPLATE: 22, Side.INTEGRATION: 23}
+EXIT_CODES = {
+    Side.FINE: 0,
+    Side.TRAINING: 20,
+    Side.DATA: 21,
+    Side.TEMPLATE: 22,
+    Side.INTEGRATION: 23,
+    Side.NOT_MEASURED: 24,
+}
 
 
 class Sure(enum.IntEnum):

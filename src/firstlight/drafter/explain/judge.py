@@ -11,7 +11,7 @@ import msgspec
 from firstlight.drafter.explain import checks_data, checks_drafter, checks_drafts, checks_engine
 from firstlight.drafter.explain.evidence import Evidence
 from firstlight.drafter.explain.finding import EXIT_CODES, Finding, Side, Sure
-from firstlight.drafter.explain.measured import MEASURED, Check
+from firstlight.drafter.explain.measured import MEASURED, Check, promise
 
 CHECKS: tuple[Check, ...] = (
     *checks_data.CHECKS,
@@ -45,10 +45,11 @@ def judge(evidence: Evidence) -> Verdict:
     for check in CHECKS:
         finding = check(evidence)
         if finding is None:
-            passed += [(check.__doc__ or check.__name__).splitlines()[0]] if MEASURED[check](evidence) else []
+            passed += [promise(check, evidence)] if MEASURED[check](evidence) else []
         elif finding.cause not in {other.cause for other in found}:  # two checks may see one thing
             found.append(finding)
     found.sort(key=lambda finding: (-finding.sure, finding.place))
     deciding = [finding for finding in found if finding.sure > Sure.HINT]
-    side = deciding[0].side if deciding else Side.FINE
+    # Without the engine's drafts nothing was found wrong, and nothing right.
+    side = deciding[0].side if deciding else Side.FINE if evidence.drafts else Side.NOT_MEASURED
     return Verdict(side=side, cause=deciding[0].cause if deciding else "", findings=found, passed=passed)

@@ -17,11 +17,15 @@ Check = Callable[[Evidence], Finding | None]
 
 
 def _states(stage: str) -> Callable[[Evidence], bool]:
-    return lambda evidence: checks_data.find_states(evidence, stage) is not None
+    def is_right(evidence: Evidence) -> bool:
+        match = checks_data.find_states(evidence, stage)
+        return match is not None and checks_data.wrong_layer(match) is None
+
+    return is_right
 
 
 def _drafts(situation: str) -> Callable[[Evidence], bool]:
-    return lambda evidence: any(match.situation == situation for match in evidence.drafts)
+    return lambda evidence: checks_drafts.drafts_as_the_reference(evidence, situation)
 
 
 def _has_data(evidence: Evidence) -> bool:
@@ -37,7 +41,23 @@ def _is_loaded(evidence: Evidence) -> bool:
 
 
 def _has_accuracy(evidence: Evidence) -> bool:
-    return evidence.accuracy is not None
+    accuracy = evidence.accuracy
+    return accuracy is not None and accuracy.num_tokens >= checks_drafter.MIN_TOKENS
+
+
+def _has_keys(evidence: Evidence) -> bool:
+    """Those of verified or cached tokens, beside right ones of a prompt."""
+    found = {match.origin: match for match in evidence.draft_keys}
+    prompt = found.get(PROMPT)
+    return prompt is not None and prompt.relative_l2 <= checks_drafts.WRONG_KEYS and len(found) > 1
+
+
+def promise(check: Check, evidence: Evidence) -> str:
+    """What a check that found nothing may say: no more than was looked at."""
+    words = (check.__doc__ or check.__name__).splitlines()[0]
+    if check is checks_drafter.keeps_with_length and evidence.accuracy is not None:
+        return f"{words.rstrip('.')}: up to {evidence.accuracy.longest} tokens."
+    return words
 
 
 MEASURED: dict[Check, Callable[[Evidence], bool]] = {
@@ -45,11 +65,13 @@ MEASURED: dict[Check, Callable[[Evidence], bool]] = {
     checks_data.same_target: _has_data,
     checks_data.same_template: lambda evidence: evidence.data is not None and evidence.data.num_rendered > 0,
     checks_data.mask_is_full: _has_mask,
-    checks_data.mask_is_aligned: _has_mask,
+    checks_data.mask_is_aligned: lambda evidence: bool(evidence.data and evidence.data.mask_shifts),
     checks_data.same_tokens: _has_mask,
     checks_data.repeats_little: _has_data,
     checks_data.stored_states: _states("stored"),
-    checks_data.last_state_is_the_teacher: lambda evidence: bool(evidence.teachers),
+    checks_data.last_state_is_the_teacher: lambda evidence: (
+        bool(evidence.teachers) and min(t.agreement for t in evidence.teachers) >= checks_data.MIN_TEACHER
+    ),
     checks_engine.plain_decode: lambda evidence: evidence.greedy_agreement is not None,
     checks_engine.prefill_states: _states("prefill"),
     checks_engine.decode_states: _states("decode"),
@@ -59,12 +81,12 @@ MEASURED: dict[Check, Callable[[Evidence], bool]] = {
     checks_drafts.first_drafts: _drafts(FIRST),
     checks_drafts.later_drafts: _drafts(LATER),
     checks_drafts.cached_drafts: _drafts(CACHED),
-    checks_drafts.draft_keys_are_right: lambda e: any(match.origin == PROMPT for match in e.draft_keys),
+    checks_drafts.draft_keys_are_right: _has_keys,
     checks_drafts.engine_as_its_own_loop: lambda e: e.engine is not None and e.engine_loop is not None,
-    checks_drafts.served_as_predicted: lambda evidence: evidence.served is not None,
+    checks_drafts.served_as_predicted: lambda e: e.served is not None and e.own_loop is not None,
     checks_drafter.configured: _has_accuracy,
-    checks_drafter.rope_is_the_target_s: _is_loaded,
-    checks_drafter.keeps_with_length: _has_accuracy,
+    checks_drafter.rope_is_the_target_s: lambda e: _is_loaded(e) and e.loaded.rope == e.loaded.target_rope,
+    checks_drafter.keeps_with_length: lambda evidence: len(checks_drafter.lengths_of(evidence)) > 1,
     checks_drafter.sees_no_future: lambda evidence: evidence.leak is not None,
     checks_drafter.says_what_the_target_says: _has_accuracy,
     checks_drafter.learned: _has_accuracy,

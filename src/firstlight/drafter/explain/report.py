@@ -16,8 +16,12 @@ from firstlight.drafter.explain.judge import Verdict
 
 WIDTH = 110
 _FINE = (
-    "The drafter is what its training made of it, and the engine serves it as the reference does. If it is "
-    "still too slow, more data or training is the way, not the engine."
+    "In this process the engine serves the drafter as the reference does. If it is still too slow, more data "
+    "or training is the way, not the engine."
+)
+_NOT_MEASURED = (
+    "Nothing that was looked at is wrong, but what the engine drafts could not be measured, so that this is "
+    "no all-clear: see below what stood in the way, and run it again."
 )
 
 
@@ -27,6 +31,8 @@ def as_text(evidence: Evidence, verdict: Verdict) -> str:
     parts = [f"Verdict: {head}", "", *_numbers(evidence)]
     if verdict.side is Side.FINE:
         parts += ["", *textwrap.wrap(_FINE, WIDTH)]
+    if verdict.side is Side.NOT_MEASURED:
+        parts += ["", *textwrap.wrap(_NOT_MEASURED, WIDTH)]
     for number, finding in enumerate(verdict.findings, 1):
         parts += ["", *_finding(number, finding)]
     parts += ["", "Looked at, and found in order:"]

@@ -92,6 +92,7 @@ def measure(drafter: Eagle3Drafter, samples: list[Sample], k: int) -> Accuracy:
         predicted_length=predicted_length(conditional),
         in_vocabulary=counts.correct[0] / max(counts.known, 1),
         coverage=counts.known / max(counts.valid[0], 1),
+        longest=max((len(sample.tokens) for sample in samples), default=0),
         by_offset=_buckets(counts.offsets),
         by_length=_buckets(counts.lengths),
     )
