@@ -25,10 +25,12 @@ from firstlight.cli.drafter_options import (
     LearningRate,
     Loss,
     MaxMinutes,
+    MaxPromptTokens,
     MaxTokens,
     Out,
     PromptFiles,
     SelfMade,
+    SkipBad,
     Storage,
     TargetOption,
     Templates,
@@ -58,6 +60,7 @@ class PromptsOptions:
     gym: Gym = 1000
     self_made: SelfMade = 2000
     file: PromptFiles = None
+    skip_bad: SkipBad = False
     seed: Annotated[int, typer.Option(help="Seed of all that is random here.")] = 0
     batch: Batch = 32
     threads: Threads = 0
@@ -80,6 +83,7 @@ def prompts(options: PromptsOptions) -> None:
         num_gym=options.gym,
         num_self=options.self_made,
         files=tuple(str(path) for path in options.file or ()),
+        skip_bad=options.skip_bad,
         seed=options.seed,
     )
     engine = engine_options(options.batch, options.threads, options.cpu_kernels)
@@ -94,6 +98,7 @@ class GenerateOptions:
     out: Out
     target: TargetOption = None
     max_tokens: MaxTokens = 256
+    max_prompt_tokens: MaxPromptTokens = 0
     temperature: Annotated[float, typer.Option(help="0: what the target would choose.", min=0)] = 0.0
     top_p: Annotated[float, typer.Option(help="Of sampled answers.", min=0, max=1)] = 1.0
     url: Annotated[
@@ -125,6 +130,7 @@ def generate(options: GenerateOptions) -> None:
 
     settings = GenerateSettings(
         max_tokens=options.max_tokens,
+        max_prompt_tokens=options.max_prompt_tokens,
         temperature=options.temperature,
         top_p=options.top_p,
         url=options.url,

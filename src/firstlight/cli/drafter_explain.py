@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firstlight.cli.drafter_options import Kernels, TargetOption, Threads
+from firstlight.cli.drafter_options import Kernels, SkipBad, TargetOption, Threads
 from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
     from firstlight.drafter.explain.evidence import Served
+    from firstlight.drafter.prompt_files import Conversation
 
 
 @dataclass
@@ -34,6 +35,10 @@ class ExplainOptions:
         list[Path] | None,
         typer.Option(help="Prompts, where there is no run folder; repeatable.", metavar="FILE"),
     ] = None
+    skip_bad: SkipBad = False
+    document_tokens: Annotated[
+        int, typer.Option(help="Most tokens of a prompt with its answer that are looked at.", min=16)
+    ] = 384
     drafts: Annotated[int, typer.Option(help="Drafts of a step: k.", min=1)] = 3
     served_acceptance: Annotated[
         float | None, typer.Option(help="Acceptance length that a server reached at this k.", min=1)
@@ -65,13 +70,12 @@ def explain(options: ExplainOptions) -> int:
     from firstlight.drafter.explain.judge import judge
     from firstlight.drafter.explain.order import Order
     from firstlight.drafter.explain.report import as_json, as_text
-    from firstlight.drafter.prompt_files import read_prompt_file
     from firstlight.drafter.target import open_target
 
     if not options.folder.is_dir():
         raise UsageError(f"{options.folder} is no folder.", "Give the folder of a drafter.")
     served = _served(options)
-    prompts = [conversation for path in options.file or () for conversation in read_prompt_file(path)]
+    prompts = _prompts(options)
     order = Order(
         target=open_target(locate(options.target)),
         drafter=options.folder,
@@ -79,6 +83,7 @@ def explain(options: ExplainOptions) -> int:
         prompts=tuple(prompts),
         k=options.drafts,
         max_documents=options.documents,
+        max_tokens=options.document_tokens,
         num_ranks=options.tensor_parallel,
         threads=options.threads,
         cpu_kernels=options.cpu_kernels,
@@ -96,6 +101,21 @@ def explain(options: ExplainOptions) -> int:
     else:
         print(as_text(evidence, verdict))
     return verdict.exit_code
+
+
+def _prompts(options: ExplainOptions) -> list[Conversation]:
+    """Of all files; with --skip-bad what is left out is said."""
+    from firstlight.base.errors import FirstlightError
+    from firstlight.drafter.prompt_files import read_prompt_file
+    from firstlight.drafter.prompts import say_skipped
+
+    found = []
+    for path in options.file or ():
+        bad: list[FirstlightError] = []
+        found += read_prompt_file(path, bad.append if options.skip_bad else None)
+        if bad:
+            say_skipped("explain", path, bad)
+    return found
 
 
 def _served(options: ExplainOptions) -> Served | None:

@@ -41,6 +41,14 @@ PromptFiles = Annotated[
     typer.Option(help="JSON lines of prompts, OpenAI messages or ShareGPT; repeatable.", metavar="FILE"),
 ]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)]
+MaxPromptTokens = Annotated[
+    int,
+    typer.Option(help="Most tokens of a prompt; longer ones are left out. 0: the model's own length.", min=0),
+]
+SkipBad = Annotated[
+    bool,
+    typer.Option("--skip-bad", help="Leave out records of --file that are not understood, and count them."),
+]
 DraftVocabulary = Annotated[int, typer.Option(help="Tokens that the drafter can say.", min=1)]
 Epochs = Annotated[int, typer.Option(help="Times that every answer is seen.", min=1)]
 LearningRate = Annotated[float, typer.Option(help="Its highest value.", min=0)]

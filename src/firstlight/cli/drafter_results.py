@@ -51,8 +51,8 @@ def check(options: CheckOptions) -> int:
     for one in every_gate(options.out, target, options.attention):
         gate = one.measure()
         record.note(one, gate)
-        print(f"{'open  ' if gate.passed else 'closed'}  {gate.name}: {gate.said}", flush=True)
-        if not gate.passed:
+        print(f"{gate.state:6}  {gate.name}: {gate.said}", flush=True)
+        if gate.stops:
             return 1
     renew_cards(options.out, target)
     return 0

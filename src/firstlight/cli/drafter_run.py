@@ -23,10 +23,12 @@ from firstlight.cli.drafter_options import (
     LearningRate,
     Loss,
     MaxMinutes,
+    MaxPromptTokens,
     MaxTokens,
     Out,
     PromptFiles,
     SelfMade,
+    SkipBad,
     Storage,
     TargetOption,
     Templates,
@@ -49,7 +51,9 @@ class RunOptions:
     gym: Gym = 1000
     self_made: SelfMade = 2000
     file: PromptFiles = None
+    skip_bad: SkipBad = False
     max_tokens: MaxTokens = 256
+    max_prompt_tokens: MaxPromptTokens = 0
     layer: Layers = None
     storage: Storage = "bfloat16"
     draft_vocabulary: DraftVocabulary = 8192
@@ -94,9 +98,10 @@ def run(options: RunOptions) -> None:
             num_gym=options.gym,
             num_self=options.self_made,
             files=tuple(str(path) for path in options.file or ()),
+            skip_bad=options.skip_bad,
             seed=options.seed,
         ),
-        generate=GenerateSettings(max_tokens=options.max_tokens),
+        generate=GenerateSettings(max_tokens=options.max_tokens, max_prompt_tokens=options.max_prompt_tokens),
         capture=CaptureSettings(
             layers=tuple(options.layer or ()), cpu_kernels=options.cpu_kernels, storage=options.storage
         ),

@@ -11,7 +11,7 @@ from typing import Any
 from firstlight.base.files import replacing
 from firstlight.drafter.curves import CURVES, PICTURE
 from firstlight.drafter.evaluate import REPORT, Line, read_report
-from firstlight.drafter.gate_record import forced_gates, passed_gates
+from firstlight.drafter.gate_record import forced_gates, passed_gates, unjudged_gates
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Target
 
@@ -42,6 +42,7 @@ def _gates(out: Path) -> list[str]:
     titles = {
         "Gates that were closed, and passed by force": forced_gates(out),
         "Gates that were open": passed_gates(out),
+        "Gates that had too little to judge by": unjudged_gates(out),
     }
     sections = []
     for title, gates in titles.items():

@@ -58,6 +58,7 @@ class Line(msgspec.Struct, kw_only=True):
     group: str
     k: int
     documents: int
+    tokens: int = 0  # that its rounds gave
     acceptance_length: float
     low: float
     high: float
@@ -211,6 +212,7 @@ def line_of(name: str, group: str, results: list[Rounds], settings: EvaluateSett
         group=group,
         k=settings.num_drafts,
         documents=len(results),
+        tokens=sum(result.emitted for result in results),
         acceptance_length=sum(result.emitted for result in results) / max(num_rounds, 1),
         low=low,
         high=high,

@@ -35,11 +35,11 @@ class GateRecord:
         for check in checks:
             before = self._opened(check)
             gate = before or check.measure()
-            forced = not gate.passed and self._force
+            forced = gate.stops and self._force
             self.note(check, gate, forced=forced)
-            state = "open" if gate.passed else "closed, FORCED" if forced else "closed"
+            state = "closed, FORCED" if forced else gate.state
             self._say(f"gate {gate.name} ({state}{', measured before' if before else ''}): {gate.said}")
-            if not gate.passed and not forced:
+            if gate.stops and not forced:
                 raise ModelFileError(
                     f"The gate {gate.name!r} is closed: {gate.said}",
                     "Nothing behind it was run. Mend what it names, then run the same command again; --force "
@@ -66,6 +66,11 @@ def forced_gates(out: Path) -> dict[str, str]:
 def passed_gates(out: Path) -> dict[str, str]:
     """The gates that were open, and what they said."""
     return {name: str(gate["said"]) for name, gate in _known(out).items() if gate["passed"]}
+
+
+def unjudged_gates(out: Path) -> dict[str, str]:
+    """The gates that had too little to judge by, and what they said."""
+    return {name: str(gate["said"]) for name, gate in _known(out).items() if not gate.get("judged", True)}
 
 
 def _known(out: Path) -> dict[str, dict[str, object]]:

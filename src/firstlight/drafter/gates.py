@@ -50,11 +50,26 @@ MAX_LOGIT_GAP = 1e-3
 
 
 class Gate(msgspec.Struct, kw_only=True):
-    """One check: `said` is what was measured, or what is wrong and on which side."""
+    """One check: `said` is what was measured, or what is wrong and on which side.
+
+    `judged` is false where there was too little to measure with: it is neither open nor closed, and stops
+    nothing.
+    """
 
     name: str
     passed: bool
     said: str
+    judged: bool = True
+
+    @property
+    def state(self) -> str:
+        """In a word or two."""
+        return "too few to judge" if not self.judged else "open" if self.passed else "closed"
+
+    @property
+    def stops(self) -> bool:
+        """Whether nothing behind it may be run."""
+        return self.judged and not self.passed
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ ACCURACY, LOOP, PROBE, ENGINE = "offline accuracy", "own loop", "export probe", 
 MIN_FIRST_ACCURACY = 0.3  # of the first draft, in domain: below, a drafter cannot pay for itself
 MAX_LOOP_GAP = 0.15  # of the own loop from what the accuracies predict: rounds begin where the last one ended
 MAX_ENGINE_GAP = 0.05  # of the engine from the own loop on the same answers
-MAX_DOCUMENTS = 16
+SURE_ENGINE_GAP = 0.2
+MAX_DOCUMENTS = 48
+MIN_ANSWERS, MIN_TOKENS = 30, 2000  # that an accuracy or an acceptance length is judged by
 
 
 def gates_of_results(report: Report) -> list[Check]:
@@ -69,6 +71,8 @@ def accuracy_gate(report: Report) -> Gate:
     found = report.teacher_forced.get(IN_DOMAIN) or next(iter(report.teacher_forced.values()))
     first, length, k = found["accuracy"][0], found["predicted_acceptance_length"], found["k"]
     said = f"{100 * first:.1f} % of first drafts right, predicted acceptance length {length:.2f} at k = {k}"
+    if (unsure := _too_few(report, ACCURACY, said)) is not None:
+        return unsure
     passed = first >= MIN_FIRST_ACCURACY
     if not passed:
         said += ": too little data or training, or data of another kind (training)."
@@ -85,6 +89,8 @@ def loop_gate(report: Report) -> Gate:
         f"{ours.k}, "
         f"predicted {predicted:.2f}, untrained {untrained.acceptance_length:.2f}"
     )
+    if (unsure := _too_few(report, LOOP, said)) is not None:
+        return unsure
     least = (1.0 - MAX_LOOP_GAP) * predicted
     if ours.high < least:
         said += ": drafts of the loop are worse than those of training, keys or feedback differ (training)."
@@ -129,10 +135,28 @@ def engine_gate(out: Path, target: Target, k: int, cpu_kernels: str = "auto") ->
     own, engine = emitted / max(rounds, 1), acceptance_length(made)
     gap = engine / own - 1.0
     said = f"{engine:.2f} in the engine, {own:.2f} in the own loop, k = {k}, {len(answers)} answers"
+    num_tokens = sum(len(one.tokens) for one in made)
+    is_clear = abs(gap) > SURE_ENGINE_GAP  # that no near tie makes, however few the answers are
+    if not is_clear and (unsure := too_few(name, said, len(made), num_tokens)) is not None:
+        return unsure
     passed = abs(gap) <= MAX_ENGINE_GAP
     if not passed:
         said += f": {100 * gap:+.0f} % (integration); firstlight drafter explain says which."
     return Gate(name=name, passed=passed, said=said)
+
+
+def too_few(name: str, said: str, num_answers: int, num_tokens: int) -> Gate | None:
+    """The word of a gate that judges by answers which are no more than a handful; None where they do."""
+    if num_answers >= MIN_ANSWERS and num_tokens >= MIN_TOKENS:
+        return None
+    why = f"{num_answers} answers with {num_tokens:,} tokens; it takes {MIN_ANSWERS} and {MIN_TOKENS:,}"
+    return Gate(name=name, passed=False, judged=False, said=f"{said}: too few to judge ({why})")
+
+
+def _too_few(report: Report, name: str, said: str) -> Gate | None:
+    group = IN_DOMAIN if IN_DOMAIN in report.teacher_forced else next(iter(report.teacher_forced))
+    line = _line(report, EAGLE, group)
+    return too_few(name, said, line.documents, line.tokens)
 
 
 def _line(report: Report, drafter: str, group: str) -> Line:

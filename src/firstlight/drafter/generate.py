@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,13 @@ MIN_ANSWER_TOKENS = 8  # what a cut loop must leave to be worth keeping
 
 
 class GenerateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How answers are made; at temperature 0 for what is measured. `url`: of a server that answers."""
+    """How answers are made; at temperature 0 for what is measured. `url`: of a server that answers.
+
+    `max_prompt_tokens`: of prompts that are answered; 0: as many as the model's length leaves.
+    """
 
     max_tokens: int = 256
-    max_prompt_tokens: int = 512
+    max_prompt_tokens: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
     url: str = ""
@@ -70,17 +74,22 @@ def generate(
     todo = missing[:max_shards]
     if todo:
         states = open_states(out, target, capture)
+        encode = partial(_encode, target)
+        most = _most_prompt_tokens(target, settings)
+        longest = max((n for _, part in todo for p in part if (n := len(encode(p))) <= most), default=0)
         if settings.url:
             source: TappedEngine | RemoteEngine = RemoteEngine(
                 settings.url, int(engine.get("max_num_seqs", PARALLEL))
             )
         else:
-            source = TappedEngine(target, capture, engine)
+            source = TappedEngine(target, capture, _with_room(engine, longest + settings.max_tokens, target))
         answerer = _Answerer(stage, states, target, settings, source)
         done = len(prompts) - sum(len(part) for _, part in missing)
         with Meter("generate", "prompts", len(prompts), done) as meter:
             for name, part in todo:
                 answerer.shard(name, part, meter)
+            if (dropped := stage.manifest.numbers.get("too_long_prompts", 0)) > 0:
+                meter.say(_dropped_words(dropped, len(prompts), most, settings))
     if len(todo) == len(missing):
         stage.finish()
     return stage
@@ -103,8 +112,9 @@ class _Answerer:
 
     def shard(self, name: str, prompts: list[Prompt], meter: Meter) -> None:
         settings, numbers = self.settings, self.stage.manifest.numbers
+        most = _most_prompt_tokens(self.target, settings)
         chosen = [(prompt, self._encode(prompt)) for prompt in prompts]
-        chosen = [(prompt, tokens) for prompt, tokens in chosen if len(tokens) <= settings.max_prompt_tokens]
+        chosen = [(prompt, tokens) for prompt, tokens in chosen if len(tokens) <= most]
         params = SamplingParams(
             temperature=settings.temperature,
             top_p=settings.top_p,
@@ -139,8 +149,37 @@ class _Answerer:
         store_states(self.states, name, self.target, self.engine.layers, with_states, teacher)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        text = self.target.text
-        return text.encode(text.render_chat(prompt.messages, tools=prompt.tools), add_special_tokens=False)
+        return _encode(self.target, prompt)
+
+
+def _encode(target: Target, prompt: Prompt) -> list[int]:
+    text = target.text
+    return text.encode(text.render_chat(prompt.messages, tools=prompt.tools), add_special_tokens=False)
+
+
+def _most_prompt_tokens(target: Target, settings: GenerateSettings) -> int:
+    """What the settings allow, and what leaves room for a whole answer in the model's length."""
+    room = target.checkpoint.description.max_position - settings.max_tokens
+    return min(settings.max_prompt_tokens or room, room)
+
+
+def _with_room(engine: dict[str, Any], num_tokens: int, target: Target) -> dict[str, Any]:
+    """The engine's options, its length raised to what the longest prompt and its answer need."""
+    given = engine.get("max_model_len")
+    most = target.checkpoint.description.max_position
+    return (
+        engine if given is None or given >= num_tokens else engine | {"max_model_len": min(num_tokens, most)}
+    )
+
+
+def _dropped_words(dropped: int, total: int, most: int, settings: GenerateSettings) -> str:
+    is_own = settings.max_prompt_tokens == 0 or most < settings.max_prompt_tokens
+    remedy = (
+        f"that is the model's own length less --max-tokens {settings.max_tokens}"
+        if is_own
+        else "--max-prompt-tokens takes longer ones; 0: up to the model's own length"
+    )
+    return f"{dropped} of {total} prompts are not answered: they have more than {most} tokens ({remedy})"
 
 
 def _so_far(numbers: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from firstlight.base.errors import ModelFileError, UsageError
+from firstlight.base.errors import FirstlightError, ModelFileError, UsageError
 from firstlight.base.files import replacing, sha256_of
 from firstlight.drafter import families, families_gym
 from firstlight.drafter.progress import Meter
@@ -51,6 +51,7 @@ class PromptSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_gym: int = 1000
     num_self: int = 2000
     files: tuple[str, ...] = ()
+    skip_bad: bool = False  # records of files that are not understood
     held_out_share: float = 0.04  # of the prompts of every family that is trained on
     seed: int = 0
 
@@ -58,7 +59,8 @@ class PromptSettings(msgspec.Struct, frozen=True, kw_only=True):
 def make_prompts(out: Path, target: Target, settings: PromptSettings, engine: dict[str, Any]) -> Stage:
     """Runs the stage in `out`/prompts. `engine` are options of `LLM`."""
     inputs = {file: sha256_of(_existing(file)) for file in settings.files}
-    stage = open_stage(out / "prompts", "prompts", msgspec.to_builtins(settings), inputs, target.record)
+    given, defaults = msgspec.to_builtins(settings), msgspec.to_builtins(PromptSettings())
+    stage = open_stage(out / "prompts", "prompts", given, inputs, target.record, defaults)
     if stage.has(PROMPTS_FILE):
         stage.finish()
         return stage
@@ -67,8 +69,13 @@ def make_prompts(out: Path, target: Target, settings: PromptSettings, engine: di
     found: dict[str, Prompt] = {}
     _add(found, _templates(rng, settings.num_templates, families.TEMPLATES), settings)
     _add(found, _templates(rng, settings.num_gym if gym else 0, gym), settings)
+    skipped: dict[str, int] = {}
     for file in settings.files:
-        _add(found, _of_file(Path(file), target), settings)
+        bad: list[FirstlightError] = []
+        _add(found, _of_file(Path(file), target, bad if settings.skip_bad else None), settings)
+        if bad:
+            skipped[file] = len(bad)
+            say_skipped("prompts", Path(file), bad)
     if settings.num_self:
         _add(found, _self_made(stage, target, settings, engine), settings)
     prompts = list(found.values())
@@ -80,6 +87,7 @@ def make_prompts(out: Path, target: Target, settings: PromptSettings, engine: di
     with replacing(stage.folder / PROMPTS_FILE) as output:
         output.write(b"".join(msgspec.json.encode(prompt) + b"\n" for prompt in prompts))
     numbers = {"prompts": len(prompts), "families": _count(prompts), "reasoning_gym": bool(gym)}
+    numbers |= {"skipped_records": skipped} if skipped else {}
     stage.finish_file(PROMPTS_FILE, numbers)
     stage.finish()
     return stage
@@ -120,16 +128,45 @@ def _add(
             )
 
 
-def _of_file(path: Path, target: Target) -> Iterator[tuple[str, Conversation]]:
-    """The file's conversations. Raises `UsageError` where the target would never see their tools."""
-    for number, asked in enumerate(read_prompt_file(path), 1):
-        shown = target.text.render_chat(asked.messages, tools=asked.tools) if asked.tools else ""
-        if asked.tools and shown == target.text.render_chat(asked.messages):
-            raise UsageError(
-                f"{path}, record {number} has tools, and the target's chat template shows none.",
-                "Remove the field tools, or train for a model that knows tools.",
-            )
-        yield path.stem, asked
+def say_skipped(stage: str, path: Path, bad: Sequence[FirstlightError]) -> None:
+    """A line on standard error: how many records were left out, and what the first had."""
+    with Meter(stage, "records", len(bad), len(bad)) as meter:
+        meter.say(f"{len(bad)} records of {path} are left out (--skip-bad); the first: {bad[0]}")
+
+
+def _of_file(
+    path: Path, target: Target, bad: list[FirstlightError] | None
+) -> Iterator[tuple[str, Conversation]]:
+    """The file's conversations that the target can be asked; what is wrong with others goes to `bad`.
+
+    Raises the first of those errors where `bad` is None.
+    """
+    for asked in read_prompt_file(path, None if bad is None else bad.append):
+        try:
+            _require_shown(asked, target)
+        except FirstlightError as error:
+            if bad is None:
+                raise
+            bad.append(error)
+        else:
+            yield path.stem, asked
+
+
+def _require_shown(asked: Conversation, target: Target) -> None:
+    """Raises `UsageError` where the target's template takes no such conversation, or hides its tools."""
+    try:
+        shown = target.text.render_chat(asked.messages, tools=asked.tools)
+    except FirstlightError as error:
+        raise UsageError(
+            f"{asked.where}: the target's chat template does not take it: {error}",
+            "Mend this record, or leave such records out with --skip-bad.",
+        ) from error
+    if asked.tools and shown == target.text.render_chat(asked.messages):
+        raise UsageError(
+            f"{asked.where} has tools, and the target's chat template shows none.",
+            "Remove the field tools, leave such records out with --skip-bad, or train for a model that knows "
+            "tools.",
+        )
 
 
 def _split(family: str, name: str, share: float) -> str:

@@ -13,6 +13,8 @@ import pytest
 
 from firstlight.base.errors import ModelFileError, UsageError
 from firstlight.drafter import families, families_gym
+from firstlight.drafter.capture import CaptureSettings
+from firstlight.drafter.generate import GenerateSettings, generate
 from firstlight.drafter.loops import loop_start
 from firstlight.drafter.prompt_files import read_prompt_file
 from firstlight.drafter.prompts import (
@@ -188,6 +190,30 @@ def test_reasoning_gym_s_tasks_are_families(monkeypatch: pytest.MonkeyPatch) -> 
         ('{"messages": [{"role": "robot", "content": "x"}]}', "no user message in it, only robot"),
         ('{"prompt": "fine"}\n{"prompt": " "}', "record 2: its question is empty"),
         ('{"messages": [{"role": "user", "content": null}]}', "record 1: its question is empty"),
+        (
+            '{"prompt": "fine"}\n\n{"conversations": [{"from": "alien", "value": "x"}]}',
+            "line 3, record 2, turn 1: its",
+        ),
+        ('{"conversations": [{"value": "x"}]}', 'turn 1: its speaker is "from": null'),
+        ('{"conversations": [{"from": 7, "value": "x"}]}', 'its speaker is "from": 7'),
+        ('{"conversations": [{"from": "human"}]}', "turn 1: its value is null, no text"),
+        ('{"conversations": [{"from": "human", "value": ["x"]}]}', "its value is"),
+        ('{"conversations": ["x"]}', "its conversations are"),
+        ('{"messages": {"role": "user"}}', "its messages are"),
+        ('{"messages": ["hello"]}', "its messages are"),
+        (
+            '{"messages": [{"role": "robot", "content": "x"}, {"role": "user", "content": "y"}]}',
+            'message 1: its role is "robot"',
+        ),
+        ('{"messages": [{"role": "user", "content": 7}]}', "message 1: its content is 7"),
+        ('{"messages": [{"role": "user", "content": {"text": "x"}}]}', "message 1: its content is"),
+        (
+            '{"messages": [{"role": "assistant", "tool_calls": "x"}, {"role": "user", "content": "y"}]}',
+            "its tool_calls are",
+        ),
+        ('{"prompt": "x", "tools": "[{"}', "its tools are"),
+        ('{"prompt": "x", "tools": {"a": 1}}', "its tools are"),
+        ('{"prompt": 7}', "and no conversation"),
         ("", "has no prompts in it"),
         ("[]", "has no prompts in it"),
     ],
@@ -197,6 +223,44 @@ def test_a_record_that_is_not_understood_is_named(tmp_path: Path, text: str, wor
     path.write_text(text)
     with pytest.raises(ModelFileError, match=words):
         read_prompt_file(path)
+
+
+def test_bad_records_are_skipped_and_counted(
+    target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mixed.jsonl"
+    path.write_text(
+        '{"prompt": "One?"}\n{"conversations": [{"from": "alien", "value": "x"}]}\n{"prompt"\n'
+        '{"conversations": [{"from": "human", "value": "Two?"}], "system": "Be brief."}\n'
+    )
+    settings = PromptSettings(num_templates=0, num_gym=0, num_self=0, files=(str(path),), skip_bad=True)
+    stage = make_prompts(tmp_path, target, settings, {})
+    assert stage.manifest.numbers["prompts"] == 2
+    assert stage.manifest.numbers["skipped_records"] == {str(path): 2}
+    said = capsys.readouterr().err
+    assert "2 records of" in said
+    assert "--skip-bad" in said
+    roles = {tuple(message["role"] for message in prompt.messages) for prompt in read_prompts(tmp_path)}
+    assert roles == {("user",), ("system", "user")}
+    path.write_text('{"conversations": [{"from": "alien", "value": "x"}]}')
+    with pytest.raises(ModelFileError, match="has no prompts in it that can be used"):
+        read_prompt_file(path, lambda _: None)
+
+
+def test_a_prompt_that_is_too_long_is_said_with_its_option(
+    target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"prompt": "long " * 40}) + '\n{"prompt": "Hi"}\n')
+    settings = PromptSettings(num_templates=0, num_gym=0, num_self=0, files=(str(path),))
+    make_prompts(tmp_path, target, settings, {})
+    states = CaptureSettings(layers=(0, 1), dtype="float32")
+    few = GenerateSettings(max_tokens=8, max_prompt_tokens=60)
+    stage = generate(tmp_path, target, few, states, SMALL_ENGINE)
+    assert stage.manifest.numbers["too_long_prompts"] == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 of 2 prompts are not answered: they have more than 60 tokens" in said
+    assert "--max-prompt-tokens takes longer ones" in said
 
 
 def test_a_name_is_made_of_roles_and_content() -> None:

@@ -127,7 +127,7 @@ def test_the_gates_come_in_their_order_and_all_open(run: Run) -> None:
     assert [gate.name for gate in gates] == [one.name for one in check(out, target)]
     probe, engine = (one.measure() for one in gates_of_export(out, target, 3))
     assert (probe.name, probe.passed) == ("export probe", True), probe.said
-    assert (engine.name, engine.passed) == ("engine acceptance", True), engine.said
+    assert (engine.name, engine.state) == ("engine acceptance", "too few to judge"), engine.said
 
 
 def test_an_engine_that_drafts_otherwise_closes_its_gate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_an_engine_that_drafts_otherwise_closes_its_gate(run: Run, monkeypatch: 
 
 
 def report(first: float = 0.6, predicted: float = 2.2, loop: float = 2.2, untrained: float = 1.1) -> Report:
-    values = {"group": IN_DOMAIN, "k": 3, "documents": 9, "accepted_share": 0.4}
+    values = {"group": IN_DOMAIN, "k": 3, "documents": 30, "tokens": 2000, "accepted_share": 0.4}
     lines = [
         Line(
             drafter=name,
@@ -169,6 +169,25 @@ def test_results_open_their_gates_or_say_why_not(changes: dict[str, float], clos
     assert [gate.name for gate in gates] == ["offline accuracy", "own loop"]
     assert [gate.name for gate in gates if not gate.passed] == ([closed] if closed else [])
     assert words in " ".join(gate.said for gate in gates)
+
+
+def test_one_held_out_answer_is_too_few_to_judge(run: Run, tmp_path: Path) -> None:
+    """Neither open nor closed, whatever its figures: it stops nothing, and the card says so."""
+    for first in (0.0, 0.9):
+        few = report(first=first)
+        for line in few.lines:
+            line.documents, line.tokens = 1, 40
+        for one in gates_of_results(few):
+            gate = one.measure()
+            assert (gate.state, gate.passed, gate.stops) == ("too few to judge", False, False)
+            assert "1 answers with 40 tokens; it takes 30 and 2,000" in gate.said
+    out, target = tmp_path / "run", run[1]
+    shutil.copytree(run[0], out)
+    said: list[str] = []
+    GateRecord(out, target, said.append).require(gates_of_results(few))
+    assert said[0].startswith("gate offline accuracy (too few to judge): ")
+    export(out, target, (NATIVE,))
+    assert "## Gates that had too little to judge by" in (out / "export" / NATIVE / "README.md").read_text()
 
 
 def test_a_closed_gate_ends_the_run_and_force_is_seen_by_all(run: Run, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from firstlight.base.errors import FirstlightError, UsageError
 from firstlight.drafter.answers import Answer
 from firstlight.drafter.capture import Capturer, CaptureSettings
-from firstlight.drafter.explain.documents import Documents, read_documents
+from firstlight.drafter.explain.documents import Documents, left_out, read_documents
 from firstlight.drafter.explain.draft_keys import match_keys
 from firstlight.drafter.explain.drafts import ROUNDS, Drafted, match_drafts
 from firstlight.drafter.explain.engine_run import (
@@ -144,6 +144,7 @@ class _Collector:
             for name in ("threads", "max_num_seqs", "max_model_len", "kv_memory_bytes")
         }
         engine = TappedEngine(self.target, settings, options)
+        self.evidence.notes += left_out(order, documents, prompts)
         params = SamplingParams(temperature=0.0, max_tokens=order.answer_tokens, seed=0)
         return engine.answer([prompt[: order.max_tokens] for prompt in prompts], params, lambda _: None)
 

@@ -72,6 +72,21 @@ def read_documents(order: Order) -> Documents:
     return Documents(chosen, stored, facts, _trained(order.out))
 
 
+def left_out(order: Order, documents: Documents, prompts: list[list[int]]) -> list[str]:
+    """What is looked at in part or not at all, with the option that changes it. `prompts`: those asked."""
+    most, answers, notes = order.max_tokens, documents.answers, []
+    lengths = [len(a.tokens) for a in answers] if answers else [len(prompt) for prompt in prompts]
+    cut = sum(length > most for length in lengths)
+    if cut:
+        notes.append(
+            f"{cut} of {len(lengths)} documents behind their first {most} tokens (--document-tokens)"
+        )
+    left = 0 if answers else len(order.prompts) - len(prompts)
+    if left:
+        notes.append(f"{left} prompts behind the first {len(prompts)} (--documents)")
+    return notes
+
+
 def _is_usable(answer: Answer, order: Order) -> bool:
     """Long enough to be drafted for, and the prompt leaves room in what is looked at."""
     least = order.k + 2

@@ -20,8 +20,8 @@ _FINE = (
     "or training is the way, not the engine."
 )
 _NOT_MEASURED = (
-    "Nothing that was looked at is wrong, but what the engine drafts could not be measured, so that this is "
-    "no all-clear: see below what stood in the way, and run it again."
+    "Nothing that was looked at is wrong, but what the engine drafts could not be measured, so that this "
+    "clears nobody: see below what stood in the way, and run it again."
 )
 
 

@@ -144,4 +144,7 @@ def test_too_little_training_is_no_fault_of_the_engine(run: FaultRun) -> None:
             tensors[name] = (torch.randn(values.shape) * 0.02).to(values.dtype)
     write_tensor_file(path, tensors, {})
     verdict = explain(run)
-    assert (verdict.side, verdict.cause) == (Side.TRAINING, "too little was learned"), causes(verdict)
+    assert (verdict.side, verdict.cause) == (
+        Side.TRAINING,
+        "the drafter is not as good as its training said",
+    ), causes(verdict)
