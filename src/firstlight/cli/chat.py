@@ -20,6 +20,7 @@ from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
     from firstlight.cli.chat_client import ChatClient, Piece
+    from firstlight.cli.chat_sampling import Sampling
 
 _HELP = "/reset forgets the conversation, /system TEXT sets the instruction, /quit or Ctrl-D leaves."
 _LEAVE = ("/quit", "/exit")
@@ -33,10 +34,12 @@ class ChatOptions:
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000"
     model: Annotated[str | None, typer.Option(help="Its name on the server. Default: the first one.")] = None
     system: Annotated[str | None, typer.Option(help="Instruction before the conversation.")] = None
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: the server's.")] = None
-    top_p: Annotated[float | None, typer.Option(help="Nucleus of the sampling. Default: the server's.")] = (
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's, or 0.8.")] = (
         None
     )
+    top_p: Annotated[
+        float | None, typer.Option(help="Nucleus of the sampling. Default: the model's, or 0.95.")
+    ] = None
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None
     seed: Annotated[int | None, typer.Option(help="Makes sampled answers repeatable.")] = None
     api_key: Annotated[
@@ -51,6 +54,9 @@ def chat(options: ChatOptions) -> None:
     With its input from a pipe, each line is a message or a command, and only answers go to
     standard output.
 
+    Sampling that is not given is what the model's generation_config or card says, and otherwise what local
+    tools do; the first line says which.
+
     Examples:
       firstlight chat
       firstlight chat --system "Answer in one sentence." --temperature 0
@@ -59,6 +65,7 @@ def chat(options: ChatOptions) -> None:
     """
     from firstlight.base import environment
     from firstlight.cli.chat_client import ChatClient
+    from firstlight.cli.chat_sampling import choose_sampling
 
     key = options.api_key or next(iter(environment.api_keys()), None)
 
@@ -68,32 +75,42 @@ def chat(options: ChatOptions) -> None:
 
     with ChatClient(options.url, key, wait) as client:
         model = options.model or client.first_model()
-        conversation = Conversation(client, model, options, sys.stdout)
+        sampling = choose_sampling(client.about(model), _given(options))
+        conversation = Conversation(client, model, options, sys.stdout, sampling)
         if isinstance(sys.stdin, io.TextIOWrapper):  # what is no UTF-8 is refused line by line
             sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
         if sys.stdin.isatty():
             _interactive(conversation)
         else:
+            print(conversation.title, file=sys.stderr)
             _from_pipe(conversation, sys.stdin)
+
+
+def _given(options: ChatOptions) -> dict[str, Any]:
+    """What the user asks for, without what was left out."""
+    names = ("temperature", "top_p", "max_tokens", "seed")
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 class Conversation:
     """The messages so far, and how the next answer is asked for and shown."""
 
-    def __init__(self, client: ChatClient, model: str, options: ChatOptions, output: TextIO) -> None:
+    def __init__(
+        self,
+        client: ChatClient,
+        model: str,
+        options: ChatOptions,
+        output: TextIO,
+        sampling: Sampling | None = None,
+    ) -> None:
         self.model = model
         self.system = options.system
         self._client = client
         self._output = output
         self._is_terminal = output.isatty()
         self._messages: list[dict[str, str]] = []
-        sampling = {
-            "temperature": options.temperature,
-            "top_p": options.top_p,
-            "max_tokens": options.max_tokens,
-            "seed": options.seed,
-        }
-        self._sampling = {name: value for name, value in sampling.items() if value is not None}
+        self._sampling = {**(sampling.fields if sampling is not None else {}), **_given(options)}
+        self.title = f"{model}." if sampling is None else f"{model}, sampled with {sampling.words}."
         self._thinks = False  # whether what was shown last is reasoning
 
     def reset(self) -> None:
@@ -178,7 +195,7 @@ def _interactive(conversation: Conversation, read: Callable[[str], str] | None =
         import readline  # noqa: F401  gives `input` line editing and a history
 
         read = input
-    print(f"{conversation.model}. {_HELP}")
+    print(f"{conversation.title} {_HELP}")
     while True:
         try:
             text = read("\nyou: ").strip()

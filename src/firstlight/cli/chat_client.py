@@ -15,9 +15,11 @@ import httpx
 
 from firstlight.base.errors import EngineError, UsageError
 from firstlight.base.urls import no_answer
+from firstlight.cli.chat_sampling import Known, read_folder
 from firstlight.serve.outgoing import open_client
 
 _CONNECT_S = 5.0
+_ABOUT_S = 5.0  # for what a server says of itself, which it may also not say
 _BETWEEN_PIECES_S = 300.0
 _CHECK_SERVER = "Look at the server's own output, and ask again."
 
@@ -71,6 +73,27 @@ class ChatClient:
             raise UsageError(
                 f"{self._url} answers, but not like an OpenAI-compatible server.", "Check --url."
             ) from error
+
+    def about(self, model: str) -> Known:
+        """What the server says of a model; nothing where it does not say it."""
+        info = self._ask("/server_info")
+        defaults = info.get("generation_defaults")
+        listed = self._ask("/v1/models").get("data")
+        cards = listed if isinstance(listed, list) else []
+        roots = [c.get("root") for c in cards if isinstance(c, dict) and c.get("id") == model]
+        names = (model, *(root for root in roots if isinstance(root, str)))
+        if isinstance(defaults, dict):
+            return Known(names, defaults, is_ours=True)
+        found = (read_folder(root) for root in names[1:])
+        return Known(names, next((values for values in found if values is not None), None))
+
+    def _ask(self, path: str) -> dict[str, Any]:
+        try:
+            response = self._http.get(path, timeout=_ABOUT_S)
+            found = response.json() if response.is_success else None
+        except (httpx.HTTPError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def stream(self, body: Mapping[str, Any]) -> Iterator[Piece]:
         """The pieces of the answer to a chat request, as they come."""

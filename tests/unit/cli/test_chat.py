@@ -13,6 +13,7 @@ from firstlight.base.errors import EngineError, ResourceError, UsageError
 from firstlight.bench.http_client import HttpClient
 from firstlight.cli.chat import ChatOptions, Conversation, _from_pipe, _interactive
 from firstlight.cli.chat_client import ChatClient
+from firstlight.cli.chat_sampling import Known, choose_sampling
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -93,6 +94,18 @@ def test_an_answer_that_is_all_reasoning_is_said(
         Conversation(chat, "m", ChatOptions(), output).ask("Hi")
     assert output.getvalue() == "\n"
     assert capsys.readouterr().err == f"(the answer ended within its reasoning{remedy})\n"
+
+
+def test_the_first_line_says_what_is_sampled_with(capsys: pytest.CaptureFixture[str]) -> None:
+    server = EchoServer()
+    sampling = choose_sampling(Known(("SmolLM2-135M-Instruct",)), {})
+    typed = iter(["Hi", "/quit"])
+    with client(server) as chat:
+        conversation = Conversation(chat, "m", ChatOptions(), io.StringIO(), sampling)
+        _interactive(conversation, lambda _: next(typed))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("m, sampled with temperature 0.2, top_p 0.9 (as the model's card says). ")
+    assert (server.bodies[0]["temperature"], server.bodies[0]["top_p"]) == (0.2, 0.9)
 
 
 def test_a_server_that_starts_is_waited_for() -> None:
