@@ -137,7 +137,8 @@ def _loading(plan: Plan, device: Device) -> Table:
 def _decode(plan: Plan, load: Load) -> Table:
     table = _table(
         f"a decode step, sequences of {load.context:,} tokens",
-        "sequences", "weights read", "weights", "KV", "all-reduce", "other", "step", "all-reduce", "tokens/s",
+        "sequences", "weights read", "weights", "KV", "all-reduce", "other", "step, least", "all-reduce",
+        "tokens/s, most",
     )  # fmt: skip
     for step in plan.steps:
         parts = (step.weights_s, step.kv_s, step.all_reduce_s, step.other_s, step.total_s)
@@ -146,7 +147,7 @@ def _decode(plan: Plan, load: Load) -> Table:
             format_bytes(step.weight_bytes),
             *(f"{1e3 * part:.2f} ms" for part in parts),
             f"{step.all_reduce_share:.1%}",
-            f"{step.num_tokens / step.total_s:,.0f}",
+            f"{step.most_tokens_per_s:,.0f}",
         )
     return table
 
@@ -192,7 +193,10 @@ def _words(plan: Plan) -> list[str]:
         )
     if work.transposes_s:
         lines.append(_tensor_by_tensor(work))
-    lines.append("Times count bytes and latencies, no arithmetic: they hold for some tens of tokens a step.")
+    lines.append(
+        "Times count bytes and latencies, no arithmetic, so they are bounds: a step takes at least so long, "
+        "and tokens/s are at most so many. They are near for some tens of tokens a step."
+    )
     return lines
 
 

@@ -40,6 +40,29 @@ def declared_rows(
     return rows.made
 
 
+def further_bytes(description: ModelDescription, weights: DeclaredWeights, num: int) -> int:
+    """Bytes of so many layers that predict further tokens, as DeepSeek-V3's files have them.
+
+    Each is a layer as the last one, the joining of state and token with its norms, and an embedding and a
+    head of its own, stored once more.
+    """
+    rows = _Rows(description, weights, "")
+    hidden, vocab, last = description.hidden_size, description.vocab_size, description.num_layers - 1
+    where = f"model.layers.{last}"
+    _attention(rows, f"{where}.self_attn")
+    experts = description.experts
+    if experts is not None and last not in experts.dense_layers:
+        _experts(rows, [last], experts)
+    else:
+        _mlp(rows, f"{where}.mlp", description.intermediate_size)
+    for name in ("input_layernorm", "post_attention_layernorm", "enorm", "hnorm", "shared_head.norm"):
+        rows.add(f"{where}.{name}.weight", (hidden,))
+    rows.add(f"{where}.eh_proj.weight", (hidden, 2 * hidden))
+    for name in ("embed_tokens", "shared_head.head"):
+        rows.add(f"{where}.{name}.weight", (vocab, hidden))
+    return num * sum(row.num * row.nbytes for row in rows.made)
+
+
 class _Rows:
     def __init__(self, description: ModelDescription, weights: DeclaredWeights, prefix: str) -> None:
         self.description, self.made = description, list[HeaderRow]()

@@ -20,7 +20,10 @@ REDUCTIONS_A_LAYER = 2  # after attention, and after the feed-forward layer
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of a step goes, in seconds, and what the busiest rank reads."""
+    """Where the time of a step goes, in seconds, and what the busiest rank reads.
+
+    Bounds: a step takes at least `total_s`, and `most_tokens_per_s` is what that would give.
+    """
 
     num_tokens: int
     num_sequences: int
@@ -31,6 +34,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     other_s: float
     total_s: float
     all_reduce_share: float
+    most_tokens_per_s: float
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class DecodeTimes:
             other_s=other_s,
             total_s=total_s,
             all_reduce_share=reduce_s / total_s,
+            most_tokens_per_s=num_tokens / total_s,
         )
 
     def read_bytes(self, num_tokens: int, rank: int | None = None) -> int:

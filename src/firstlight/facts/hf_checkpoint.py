@@ -71,6 +71,9 @@ def open_hf(folder: Path) -> Checkpoint:
     return Checkpoint(str(folder), "safetensors", description, tensors, generation, skipped.notes())
 
 
+_FURTHER = "the prediction of further tokens (MTP)"
+
+
 class _Skipped:
     """Tensors that are no part of the language model, counted by the part that they belong to."""
 
@@ -86,7 +89,7 @@ class _Skipped:
         name = text_name(entry.name) if self._is_wrapped else entry.name
         part = "images"
         if name is not None and self._predicts_further and is_behind_last_layer(name, self._num_layers):
-            name, part = None, "the prediction of further tokens (MTP)"
+            name, part = None, _FURTHER
         if name is None:
             num, nbytes = self._parts.get(part, (0, 0))
             self._parts[part] = (num + 1, nbytes + entry.nbytes)
@@ -94,7 +97,8 @@ class _Skipped:
 
     def notes(self) -> tuple[str, ...]:
         return tuple(
-            f"skipped {num} tensors ({format_bytes(nbytes)}) for {part}: only text is served"
+            f"skipped {num} tensors ({format_bytes(nbytes)}) for {part}: "
+            + ("drafts come from a --drafter" if part == _FURTHER else "only text is served")
             for part, (num, nbytes) in self._parts.items()
         )
 

@@ -8,7 +8,7 @@ tensor that is no part of the language model is in no group, and `notes` say so.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import msgspec
 
 from firstlight.base.errors import ModelFileError, UsageError
 from firstlight.facts.checkpoint import open_checkpoint
-from firstlight.facts.declared import declared_rows
+from firstlight.facts.declared import declared_rows, further_bytes
 from firstlight.facts.description import ModelDescription
 from firstlight.facts.fields import read_json_object
 from firstlight.facts.hf_checkpoint import find_shards
@@ -30,6 +30,7 @@ from firstlight.facts.weight_schemes import read_scheme
 
 _FOLDER = "built_in"
 HEAD = "lm_head.weight"
+_OF_FURTHER = "of layers that predict further tokens (MTP, num_nextn_predict_layers) are left out: not loaded"
 
 
 @dataclass(frozen=True)
@@ -128,14 +129,17 @@ def _folder(path: Path) -> Outline:
     description = describe(config, where)
     if not _has_weights(path):
         rows = declared_rows(description, read_scheme(config, where))
-        note = "no safetensors files here: names and sizes of tensors follow from config.json"
-        return Outline(str(path), description, tuple(group_rows(rows)), 0, (note,))
+        notes = ("no safetensors files here: names and sizes of tensors follow from config.json",)
+        if num_further := _num_further(config):
+            nbytes = further_bytes(description, read_scheme(config, where), num_further)
+            notes += (f"about {format_bytes(nbytes)} {_OF_FURTHER}",)
+        return Outline(str(path), description, tuple(group_rows(rows)), 0, notes)
     is_wrapped = config.get("model_type") in WRAPPERS
     shards = find_shards(path)
-    skipped: list[int] = []
+    skipped = _Skipped()
     entries = _entries(shards, description, skipped, is_wrapped=is_wrapped)
     groups = tuple(group_tensors(entries))
-    notes: tuple[str, ...] = (_skipped(len(skipped), sum(skipped)),) if skipped else ()
+    notes = skipped.notes()
     if description.tie_embeddings and any(HEAD in read_safetensors_header(shard) for shard in shards):
         notes += (f"{HEAD} is there beside tie_word_embeddings: true; it is loaded too if it differs",)
     if not groups:
@@ -143,15 +147,38 @@ def _folder(path: Path) -> Outline:
     return Outline(str(path), description, groups, len(shards), notes)
 
 
+@dataclass
+class _Skipped:
+    """Bytes of the tensors that are not loaded, by what they are."""
+
+    others: list[int] = field(default_factory=list)
+    further: list[int] = field(default_factory=list)  # of layers behind the last one
+
+    def notes(self) -> tuple[str, ...]:
+        notes = [_skipped(len(self.others), sum(self.others))] if self.others else []
+        if self.further:
+            notes.append(f"{len(self.further)} tensors ({format_bytes(sum(self.further))}) {_OF_FURTHER}")
+        return tuple(notes)
+
+
+def _num_further(config: Mapping[str, Any]) -> int:
+    """Layers behind the last one that config.json speaks of; none where the field is no number."""
+    text = config.get("text_config")
+    found = (text if isinstance(text, Mapping) else config).get("num_nextn_predict_layers")
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+
 def _entries(
-    shards: Iterable[Path], description: ModelDescription, skipped: list[int], *, is_wrapped: bool
+    shards: Iterable[Path], description: ModelDescription, skipped: _Skipped, *, is_wrapped: bool
 ) -> Iterator[NamedTensor]:
     """Tensors of the language model; bytes of all others go to `skipped`."""
     for shard in shards:
         for entry in read_safetensors_header(shard).values():
             name = text_name(entry.name) if is_wrapped else entry.name
-            if name is None or is_behind_last_layer(name, description.num_layers):
-                skipped.append(entry.nbytes)
+            if name is None:
+                skipped.others.append(entry.nbytes)
+            elif is_behind_last_layer(name, description.num_layers):
+                skipped.further.append(entry.nbytes)
             elif not is_ignorable(name, description.tie_embeddings):
                 yield NamedTensor(name, entry.dtype, entry.shape, entry.nbytes)
 

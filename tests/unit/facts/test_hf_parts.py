@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from firstlight.base.errors import ModelFileError
 from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.memory import format_bytes
 from firstlight.facts.names import text_name
+from firstlight.facts.outline import open_outline
 from firstlight.loading.plan import Wanted, make_plan
 from firstlight.models.random_model import declared_shapes
 from support.experts import kimi, write_experts
@@ -42,7 +45,35 @@ def test_layers_that_predict_further_tokens_are_skipped(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(add(folder, {"num_nextn_predict_layers": 1}, *names))
     assert checkpoint.tensors.keys() == declared_shapes(MODEL).keys()
     (note,) = checkpoint.notes
-    assert note.startswith("skipped 2 tensors (16 bytes) for the prediction of further tokens")
+    assert note == (
+        "skipped 2 tensors (16 bytes) for the prediction of further tokens (MTP): "
+        "drafts come from a --drafter"
+    )
+    planned = open_outline(str(folder))
+    assert [note for note in planned.notes if "MTP" in note] == [
+        "2 tensors (16 bytes) of layers that predict further tokens (MTP, num_nextn_predict_layers) are "
+        "left out: not loaded"
+    ]
+
+
+def test_a_plan_from_a_config_alone_names_the_layer_that_is_left_out(tmp_path: Path) -> None:
+    """DeepSeek-V3's: a layer as the last one, eh_proj, four norms, an embedding and a head, by hand."""
+    folder = write_experts(tmp_path / "m", MODEL)
+    (folder / "model.safetensors").unlink()
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    assert not [note for note in open_outline(str(folder)).notes if "MTP" in note]
+    last = f"model.layers.{MODEL.num_layers - 1}."
+    numbers = sum(math.prod(shape) for name, shape in declared_shapes(MODEL).items() if name.startswith(last))
+    hidden = MODEL.hidden_size
+    numbers += 2 * hidden * hidden + 3 * hidden + 2 * MODEL.vocab_size * hidden
+    size = {"float32": 4, "bfloat16": 2, "float16": 2}[
+        config.get("torch_dtype") or config.get("dtype", "float32")
+    ]
+    path.write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    (note,) = [note for note in open_outline(str(folder)).notes if "MTP" in note]
+    assert note.startswith(f"about {format_bytes(numbers * size)} of layers that predict")
 
 
 def test_other_tensors_are_an_error_as_ever(tmp_path: Path) -> None:

@@ -130,6 +130,10 @@ def test_the_step_of_the_founding_story() -> None:
     step = plan.steps[0]
     assert step.total_s == pytest.approx(11.1e-3, rel=0.01)
     assert step.all_reduce_share == pytest.approx(0.515, abs=0.01)
+    assert step.most_tokens_per_s == pytest.approx(90, abs=1)
+    assert 0.515 * 11.1e-3 / plan.num_all_reduces == pytest.approx(
+        46.9e-6, rel=0.01
+    )  # docs/plan.md derives it so
     weights = RankWeights(OUTLINE, Ranks(8))
     times = DecodeTimes(weights, RATES, measured([(14_336, 46.9e-6)], RING), plan.kv_token_bytes)
     evenly_s = (plan.token_bytes - plan.token_bytes_by_kind[ROUTER]) / 8 / RATES.memory_bytes_per_s
