@@ -129,11 +129,12 @@ def _folder(path: Path) -> Outline:
     description = describe(config, where)
     if not _has_weights(path):
         rows = declared_rows(description, read_scheme(config, where))
-        notes = ("no safetensors files here: names and sizes of tensors follow from config.json",)
+        note = "no safetensors files here: names and sizes of tensors follow from config.json"
+        told: tuple[str, ...] = (note,)
         if num_further := _num_further(config):
             nbytes = further_bytes(description, read_scheme(config, where), num_further)
-            notes += (f"about {format_bytes(nbytes)} {_OF_FURTHER}",)
-        return Outline(str(path), description, tuple(group_rows(rows)), 0, notes)
+            told += (f"about {format_bytes(nbytes)} {_OF_FURTHER}",)
+        return Outline(str(path), description, tuple(group_rows(rows)), 0, told)
     is_wrapped = config.get("model_type") in WRAPPERS
     shards = find_shards(path)
     skipped = _Skipped()

@@ -9,19 +9,15 @@ import pytest
 
 from firstlight.base.errors import UsageError
 from firstlight.drafter.explain.evidence import (
-    Accuracy,
     Bucket,
     DataFacts,
     DraftMatch,
     Evidence,
-    LayerMatch,
     Loaded,
     OwnLoop,
     Served,
-    StatesMatch,
     TeacherMatch,
     Trained,
-    VariantAccuracy,
     WeightMatch,
 )
 from firstlight.drafter.explain.finding import EXIT_CODES, Side, Sure
@@ -29,57 +25,7 @@ from firstlight.drafter.explain.judge import CHECKS, judge
 from firstlight.drafter.explain.measured import MEASURED
 from firstlight.drafter.explain.report import as_json, as_text
 from firstlight.drafter.explain.served import read_metrics
-
-LAYERS = (2, 15, 27)
-
-
-def accuracy(first: float = 0.6, length: float = 2.2, **changes: Any) -> Accuracy:
-    rates = [first, first - 0.1, first - 0.15]
-    values = {"k": 3, "num_tokens": 500, "accuracy": rates, "conditional": rates, "predicted_length": length}
-    return Accuracy(**{**values, "in_vocabulary": first, **changes})
-
-
-def states(stage: str, **changes: Any) -> StatesMatch:
-    fits = [
-        LayerMatch(layer=layer, cosine=0.9999, relative_l2=0.01, best_layer=layer, best_cosine=0.9999)
-        for layer in (*LAYERS, 30)
-    ]
-    return StatesMatch(**{"stage": stage, "num_tokens": 500, "layers": fits, **changes})
-
-
-def drafts(situation: str, agreement: float, **changes: Any) -> DraftMatch:
-    return DraftMatch(
-        situation=situation, num=100, by_position=[agreement] * 3, agreement=agreement, **changes
-    )
-
-
-def evidence(**changes: Any) -> Evidence:
-    """Of a drafter of which everything is right."""
-    values: dict[str, Any] = {
-        "target": "target",
-        "drafter": "drafter",
-        "loaded": Loaded(layers=list(LAYERS), rope="theta 10000", target_rope="theta 10000"),
-        "data": DataFacts(
-            num_documents=50, num_rendered=50, supervised_share=0.5, mask_shifts={0: 50}, held_out=True
-        ),
-        "states": [states(stage) for stage in ("stored", "prefill", "decode", "verify")],
-        "teachers": [TeacherMatch(stage=stage, num=400, agreement=0.99) for stage in ("stored", "decode")],
-        "greedy_agreement": 0.99,
-        "accuracy": accuracy(),
-        "own_loop": OwnLoop(k=3, acceptance_length=2.2, low=2.1, high=2.3),
-        "leak": 0.0,
-        "weights": [],
-        "drafts": [drafts("first", 0.99), drafts("later", 0.98), drafts("cached", 0.99)],
-    }
-    return Evidence(**{**values, **changes})
-
-
-def layer(number: int, cosine: float, best: int, best_cosine: float) -> LayerMatch:
-    return LayerMatch(layer=number, cosine=cosine, relative_l2=0.5, best_layer=best, best_cosine=best_cosine)
-
-
-def variant(key: str, first: float, length: float) -> VariantAccuracy:
-    return VariantAccuracy(key=key, what=f"the change {key}", found=accuracy(first, length))
+from support.explain_evidence import accuracy, drafts, evidence, layer, states, variant
 
 
 def test_nothing_wrong_is_fine() -> None:
@@ -311,84 +257,6 @@ def test_proof_counts_before_suspicion_and_then_what_comes_first() -> None:
         "too little was learned",
     ]
     assert [finding.sure for finding in verdict.findings] == [Sure.PROVED, Sure.PROVED, Sure.LIKELY]
-
-
-def test_an_engine_that_could_not_be_asked_is_no_all_clear() -> None:
-    """As where a busy machine has no memory left for it: nothing found wrong is not "fine"."""
-    found = evidence(drafts=[], weights=None, notes=["the engine did not start with the drafter: no room."])
-    verdict = judge(found)
-    assert (verdict.side, verdict.cause, verdict.exit_code) == (Side.NOT_MEASURED, "", 24)
-    text = as_text(found, verdict)
-    assert text.startswith("Verdict: not measured\n")
-    assert "clears nobody" in " ".join(text.split())
-    assert "no room." in text
-
-
-def test_drafts_that_a_fault_reproduces_are_no_near_ties() -> None:
-    """The keys of drafts that are kept cost nothing on a few answers, and are a fault all the same."""
-    later = drafts("later", 0.9, best_variant="stale-keys", best_what="stale keys", best_agreement=0.99)
-    verdict = judge(
-        evidence(
-            drafts=[drafts("first", 1.0), later],
-            engine=Served(acceptance_length=2.13, k=3, source="the engine in this process"),
-            engine_loop=OwnLoop(k=3, acceptance_length=2.13, low=1.7, high=2.6),
-        )
-    )
-    assert verdict.cause == "draft keys are not made anew from the target's states after verification"
-
-
-@pytest.mark.parametrize(
-    ("trained", "data", "said"),
-    [
-        (Trained(step=9, accuracy=[0.6], is_held_out=True), True, True),
-        (Trained(step=9, accuracy=[0.6], is_held_out=False), True, False),  # its own answers, by heart
-        (Trained(step=9, accuracy=[0.6], is_held_out=True), False, False),
-        (Trained(step=9, accuracy=[0.9], is_held_out=True), True, False),  # no such figure was measured
-    ],
-)
-def test_how_training_counted_is_said_only_where_it_was_measured(
-    trained: Trained, *, data: bool, said: bool
-) -> None:
-    verdict = judge(
-        evidence(
-            accuracy=accuracy(0.4, coverage=0.7, in_vocabulary=0.58),
-            trained=trained,
-            data=DataFacts(num_documents=9, held_out=data),
-        )
-    )
-    assert ("among its own tokens only" in verdict.findings[0].said) == said
-    whose = "held-out answers" if trained.is_held_out else "its own training answers"
-    assert any(text.endswith(whose) for text in verdict.findings[0].evidence)
-
-
-def test_length_is_said_as_far_as_it_was_looked_at() -> None:
-    short = [Bucket(end=64, num=100, accuracy=0.5)]
-    long = [*short, Bucket(end=512, num=100, accuracy=0.5)]
-    assert not [p for p in judge(evidence(accuracy=accuracy(by_length=short))).passed if "length" in p]
-    passed = judge(evidence(accuracy=accuracy(by_length=long, longest=384))).passed
-    assert [p for p in passed if p.endswith("as far as it was looked at: up to 384 tokens.")]
-
-
-def test_more_training_is_no_advice_where_training_was_good() -> None:
-    low = accuracy(0.0, 1.0, accuracy=[0.0] * 3, conditional=[0.0] * 3)
-    verdict = judge(evidence(accuracy=low, trained=Trained(step=9, accuracy=[0.7], is_held_out=True)))
-    assert verdict.cause == "the drafter is not as good as its training said"
-    assert "train on" not in verdict.findings[0].next_step
-    unknown = judge(evidence(accuracy=low))
-    assert unknown.cause == "too little was learned"
-    assert "is not known here" in unknown.findings[0].next_step
-    few = judge(evidence(accuracy=accuracy(0.0, 1.0, num_tokens=9)))
-    assert few.side is Side.FINE
-    assert not [promise for promise in few.passed if "right often enough" in promise]
-
-
-def test_what_another_finding_hides_is_not_said_to_be_in_order() -> None:
-    wrong = [
-        states("prefill", layers=[layer(2, 0.5, 3, 0.9999)]),
-        states("decode", layers=[layer(2, 0.5, 3, 1)]),
-    ]
-    passed = judge(evidence(states=wrong, drafts=[drafts("first", 0.2), drafts("later", 0.2)])).passed
-    assert not [p for p in passed if "one by one" in p or "after a verification" in p]
 
 
 def test_hints_decide_nothing() -> None:
