@@ -30,6 +30,7 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True):
 
 # What makes a step large, with the names of the settings.
 STEP_SIZES = {"max_batched_tokens": "max-batched-tokens", "max_num_seqs": "max-num-seqs"}
+GIVES_WAY = (*STEP_SIZES, "memory_fraction", "drafter")
 
 
 class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,7 @@ class EngineSection(msgspec.Struct, frozen=True, kw_only=True):
     cpu_kernels: str = "auto"  # "native": our own; "stock": PyTorch's; "auto": our own where they load
     max_num_seqs: int = 256  # sequences in one step
     max_batched_tokens: int = 512  # token budget of one step: a longer prompt is prefilled in chunks
-    # What gives way where memory is short, as nobody asked for it: those two, memory_fraction, drafter.
+    # Of GIVES_WAY, what nobody asked for: it gives way where memory is short.
     shrinks: tuple[str, ...] = ()
     page_size_tokens: int = 16
     max_model_len: int = 0

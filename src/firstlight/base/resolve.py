@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from firstlight.base.config import (
+    GIVES_WAY,
     MIN_MODEL_LEN,
-    STEP_SIZES,
     EngineSection,
     LaunchSection,
     ModelSection,
@@ -109,9 +109,7 @@ def resolve(sources: Sequence[Given], cores: int) -> Resolved:
     given = frozenset(reasons)
     server = ServerSection(**fields["server"])
     _check_server(server, set(reasons))
-    may_shrink = {**STEP_SIZES, "memory_fraction": "memory-fraction", "drafter": "drafter"}
-    shrinks = tuple(field for field, name in may_shrink.items() if name not in given)
-    engine, reasons["threads"] = _with_threads(EngineSection(**fields["engine"], shrinks=shrinks), cores)
+    engine, reasons["threads"] = _with_threads(_engine(fields["engine"]), cores)
     check_engine(engine)
     model = ModelSection(path="", **fields["model"])
     launch = LaunchSection(**fields["launch"])
@@ -147,11 +145,13 @@ def engine_from(options: Mapping[str, Any], origin: str) -> EngineSection:
     if unknown is not None:
         raise UsageError(f"{origin} takes no option {unknown!r}.", _suggestion(unknown, list(settings)))
     given = {name: value for name, value in options.items() if value is not None}
-    section = EngineSection(
-        **{name: _checked(settings[name], value, origin) for name, value in given.items()}
-    )
+    section = _engine({name: _checked(settings[name], value, origin) for name, value in given.items()})
     check_engine(section)
     return section
+
+
+def _engine(given: Mapping[str, Any]) -> EngineSection:
+    return EngineSection(**given, shrinks=tuple(name for name in GIVES_WAY if name not in given))
 
 
 def parse_size(text: str | int) -> int:

@@ -22,7 +22,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "launch": LaunchSection,
 }
 # The path comes from locating the model that was asked for, the arguments stand behind a "--".
-NOT_SETTINGS = {("model", "path"), ("launch", "backend_args")}
+NOT_SETTINGS = {("model", "path"), ("launch", "backend_args"), ("engine", "shrinks")}
 
 
 class Setting(msgspec.Struct, frozen=True):

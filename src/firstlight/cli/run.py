@@ -188,7 +188,12 @@ def _load(path: Path, resolved: Resolved, num_prompts: int, watch: _Watch) -> LL
     from firstlight.llm import LLM
 
     engine = msgspec.structs.asdict(resolved.engine)
-    del engine["tensor_parallel"]
+    for name in (
+        "tensor_parallel",
+        "shrinks",
+        *resolved.engine.shrinks,
+    ):  # not given
+        del engine[name]
     engine["max_queue"] = max(engine["max_queue"], num_prompts)
     return LLM(
         str(path),

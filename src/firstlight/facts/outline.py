@@ -140,7 +140,7 @@ def _folder(path: Path) -> Outline:
     skipped = _Skipped()
     entries = _entries(shards, description, skipped, is_wrapped=is_wrapped)
     groups = tuple(group_tensors(entries))
-    notes = skipped.notes()
+    notes: tuple[str, ...] = skipped.notes()
     if description.tie_embeddings and any(HEAD in read_safetensors_header(shard) for shard in shards):
         notes += (f"{HEAD} is there beside tie_word_embeddings: true; it is loaded too if it differs",)
     if not groups:

@@ -34,7 +34,6 @@ class LinearOp(Protocol):
 
     def rows(self, indices_T: torch.Tensor) -> torch.Tensor | None:
         """Rows of the weight in float32 [T, I], for a tied embedding; None where the layout is packed."""
-        ...
 
 
 # Roles of matrices beside "layer" and "head"; see the methods of `Backend` that take them.
@@ -134,23 +133,18 @@ class Backend(Protocol):
 
     def prepare(self, kinds: Sequence[MatrixKind], *, two_copies: bool) -> None:
         """Chooses layouts for these kinds. `two_copies`: memory suffices for two layouts of a weight."""
-        ...
 
     def resident_bytes(self, kind: MatrixKind) -> int:
         """What a matrix of this kind will take in its layouts; call after `prepare`."""
-        ...
 
     def loading_bytes(self, kind: MatrixKind) -> int:
         """What laying out a matrix of this kind takes beside its layouts, for the time of it."""
-        ...
 
     def attention_bytes(self, shape: AttentionShape, num_tokens: int, max_position: int) -> int:
         """What attention takes in a step of so many tokens, beside its inputs and outputs."""
-        ...
 
     def layout_notes(self) -> list[str]:
         """For the start-up report: each kind's layout, why, and its largest weight error."""
-        ...
 
     def linear(self, weight: Matrix, *, role: str) -> LinearOp:
         """Lays out a weight.
@@ -158,21 +152,17 @@ class Backend(Protocol):
         `role` is "layer", "head" (the output head, whose result is float32), or "router" (the scores of
         experts, whose inputs, sums and result are float32).
         """
-        ...
 
     def grouped_linear(self, num_groups: int) -> GroupedLinearOp:
         """Room for the weights of that many groups; their kinds have the role "group"."""
-        ...
 
     def expert_layer(
         self, rule: Experts, own: range, gate_up: GroupedLinearOp, down: GroupedLinearOp
     ) -> ExpertLayerOp:
         """Experts over products that this backend made; `own`: those that this rank has something of."""
-        ...
 
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         """Lays out a weight for each head; their kinds have the role "heads"."""
-        ...
 
     def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
         """A product of these outputs alone, in this order and with the bits that `whole` gives them.
@@ -180,23 +170,18 @@ class Backend(Protocol):
         For an output head over a draft vocabulary. `whole`, with `num_outputs`, is of this backend, and stays
         as it is. Raises `UnsupportedError` for an output that is not there, and for none.
         """
-        ...
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         """Float32 [.., H] normalised over the last dimension."""
-        ...
 
     def rotate(self, x_TND: torch.Tensor, turn_TD: torch.Tensor) -> torch.Tensor:
         """Rotary embedding of pairs (2i, 2i+1) by `turn_TD`: (cos, sin) of each, float32 [T, D/2, 2]."""
-        ...
 
     def gated_silu(self, gate_up_TO: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up of [T, 2 * O]."""
-        ...
 
     def plan_attention(self, rows: StepRows, shape: AttentionShape) -> Any:
         """Lays out a step's attention once; the result is passed to `attend` in every layer."""
-        ...
 
     def attend(
         self, q_TND: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
@@ -206,7 +191,6 @@ class Backend(Protocol):
         `keys` and `values` are the layer's pool [slots, K, R], in which the rows' own KV is already written;
         with latent attention they are the same tensor.
         """
-        ...
 
 
 Collective = Callable[[torch.Tensor], torch.Tensor]
@@ -236,52 +220,41 @@ class Tape(Protocol):
 
     def enter(self, layer: int) -> None:
         """What follows belongs to this layer: the black box will say so."""
-        ...
 
     def embed(self, weight: Any, look_up: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Sets the residual stream: from the rows of `weight`, or else by `look_up` before each replay."""
-        ...
 
     def capture(self, place: int) -> None:
         """Keeps the residual stream as it is here: the captured state of this place."""
-        ...
 
     def norm(self, weight_H: torch.Tensor, eps: float, *, of_logit_rows: bool = False) -> Any:
         """RMS norm of the residual stream, or of the rows whose logits are wanted."""
-        ...
 
     def product(self, weights: Sequence[Any], x: Any, bias: torch.Tensor | None, name: str) -> torch.Tensor:
         """x W^T + b into a buffer [.., O] that every layer shares under this name."""
-        ...
 
     def add_product(
         self, weights: Sequence[Any], x: Any, bias: torch.Tensor | None, reduce: Collective | None
     ) -> None:
         """Adds x W^T + b to the residual stream; `reduce` sums x W^T over several ranks."""
-        ...
 
     def add_called(self, layer: Callable[[torch.Tensor, Any], torch.Tensor], x: Any) -> None:
         """Adds `layer(x, batch)` to the residual stream: it is called between two programs.
 
         For layers that no program has, or whose operators depend on values. `batch`: the step's.
         """
-        ...
 
     def logits(self, weights: Sequence[Any], x: Any, gather: Collective | None) -> None:
         """The output head; `gather` joins the ranks' shares, where there are several."""
-        ...
 
     def gated_silu(self, gate_up: torch.Tensor, name: str = "inner") -> Any:
         """See `Backend.gated_silu`."""
-        ...
 
     def norm_of(self, x: torch.Tensor, weight_H: torch.Tensor, eps: float, name: str) -> Any:
         """RMS norm of a part of what a `product` gave."""
-        ...
 
     def attend_latents(self, rows: LatentRows, layer: int, norm: tuple[torch.Tensor, float]) -> Any:
         """Norms and turns latents and writes them to the pool, attends, and expands; see `LatentRows`."""
-        ...
 
     def experts(
         self,
@@ -291,16 +264,12 @@ class Tape(Protocol):
         x: Any,
     ) -> torch.Tensor:
         """What the experts of a layer give, as a share that goes on to `add_to_share` and `add_share`."""
-        ...
 
     def add_to_share(self, share: torch.Tensor, weights: Sequence[Any], x: Any) -> None:
         """Adds x W^T to a share."""
-        ...
 
     def add_share(self, share: torch.Tensor, reduce: Collective | None) -> None:
         """Adds a share to the residual stream; `reduce` sums it over several ranks."""
-        ...
 
     def attend(self, qkv: torch.Tensor, layer: int, norms: Norms, eps: float, *, windowed: bool) -> Any:
         """Norms (if any) and turns q and k, writes k and v to the pool, attends, to all or `windowed`."""
-        ...

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstlight.base.config import EngineSection, ModelSection, ServerSection
+from firstlight.base.config import GIVES_WAY, EngineSection, ModelSection, ServerSection
 from firstlight.base.errors import UsageError
 from firstlight.base.resolve import Given, located, parse_size, read_toml, resolve
 from firstlight.base.settings import ALL_SETTINGS, NOT_SETTINGS, SECTIONS
@@ -37,7 +37,7 @@ def test_every_field_has_one_setting() -> None:
 def test_nothing_given_is_the_defaults() -> None:
     resolved = resolve([], cores=4)
     assert resolved.server == ServerSection()
-    assert resolved.engine == EngineSection(threads=4)
+    assert resolved.engine == EngineSection(threads=4, shrinks=GIVES_WAY)
     assert [(r.name, r.value) for r in resolved.reasons] == [("threads", 4)]
 
 
