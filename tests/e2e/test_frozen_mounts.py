@@ -88,7 +88,32 @@ def test_the_port_says_what_is_waited_for_and_the_start_goes_on(models: Path) ->
             server.kill()
 
 
-@pytest.mark.parametrize("place", ["read model.safetensors 300000", "read model.gguf 300000"])
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [
+        ("--api-key-file", "keys"),
+        ("--config", "run.toml"),
+        ("--tls-cert", "cert.pem"),
+        ("--drafter", "draft"),
+    ],
+)
+def test_a_file_that_a_flag_names_does_not_hold_up_the_start(models: Path, flag: str, name: str) -> None:
+    with mounted(models, f"lookup {name}") as mount:
+        said = firstlight("serve", "--port", "0", flag, str(mount.path / name), "--tls-key", "/dev/null")
+        assert said.returncode == 5, said.stderr
+        assert_names(said.stderr, mount)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "lookup config.json",
+        "read model.safetensors 0",
+        "read model.safetensors 300000",
+        "read model.gguf 300000",
+        "open tokenizer.json",
+    ],
+)
 def test_the_doctor_and_ps_end_and_the_doctor_knows_why(models: Path, place: str) -> None:
     with mounted(models, place) as mount:
         server = RunningServer(model_on(mount, place), "--stall-look", "300", "--stall-verdict", "600")

@@ -236,8 +236,11 @@ def waits_for_a_disk() -> Case:
     return one_rank(asleep("rank-0", 10, **state), both("rank-0", young))
 
 
-def dead_mount(*, answers: bool = False, marks: tuple[str, str] = ("7", "7")) -> Case:
+def dead_mount(*, answers: bool = False, marks: tuple[str, str] = ("7", "7"), owns_gil: bool = False) -> Case:
     state = {"state": "D", "syscall": "pread64", "wchan": "folio_wait_bit_common"}
+    if owns_gil:  # a request to a daemon may be interrupted until the daemon has taken it
+        state = {"state": "S", "syscall": "openat", "wchan": "request_wait_answer"}
+    frames = stack("rank-0", ("text/folder.py", "_read_json", "path.read_text()"), owns_gil=owns_gil)
     young = msgspec.structs.replace(
         BlackBoxSeen(path="b", box=box(0, phase="weights"), is_alive=True), age_s=4.0
     )
@@ -256,7 +259,7 @@ def dead_mount(*, answers: bool = False, marks: tuple[str, str] = ("7", "7")) ->
         )
         for look, mark in enumerate(marks)
     ]
-    return one_rank(asleep("rank-0", 10, **state), both("rank-0", young), waits)
+    return one_rank(asleep("rank-0", 10, **state), both("rank-0", young), frames, waits)
 
 
 def slow_mount() -> Case:

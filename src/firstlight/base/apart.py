@@ -1,8 +1,8 @@
 """A disposable child: reading that may stop in the kernel for good is done in it, and it can be lost.
 
-Used by `launch.serve` for all that it reads before its first child. It forks, so the work starts at once and
-needs no arguments. Invariant: a child that does not end is never waited for, and holds nothing of ours: no
-socket, and no pipe that somebody else reads to its end.
+Used by `launch.serve` for all that it reads before its first child, and before files that flags name are
+read. It forks, so the work starts at once and needs no arguments. Invariant: a child that does not end is
+never waited for, and holds nothing of ours: no socket, and no pipe that somebody else reads to its end.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from firstlight.base import errors
 from firstlight.base.process import end_with_parent
@@ -25,7 +27,28 @@ _LOOK_S = 0.25
 _LOCAL_S = 30.0  # a disk of this machine may have to spin up
 _FRESH_S = 1.0  # a wait that is younger is not told
 
+_SMALL_FILE_S = 10.0
+_BURY_S = 0.5
+
 OnWait = Callable[[str, float], None]
+
+
+def require_answer(*paths: str | Path) -> None:
+    """Before a file that a person names is read by a process that must not hang: whether its storage answers.
+
+    A child reads it first, if somebody else than this machine's kernel serves it. Whether it is there, and
+    may be read, is for the reader to say. Raises `ResourceError` when nothing comes.
+    """
+    for path in map(os.path.expanduser, paths):
+        found = mount_of(path, mounts_of())
+        if found is not None and found[1].is_remote:
+            run_apart(partial(_touch, path), _SMALL_FILE_S)
+
+
+def _touch(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.read()
+    return ""
 
 
 def run_apart(
@@ -54,7 +77,14 @@ def run_apart(
         os.close(said)
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, os.WNOHANG)
+            _bury(pid)
+
+
+def _bury(pid: int) -> None:
+    """Take note of the end of a child that was killed, unless the kernel does not let it go."""
+    until_s = time.monotonic() + _BURY_S
+    while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < until_s:
+        time.sleep(_BURY_S / 100)
 
 
 def _be_child(work: Callable[[], str], parent_pid: int, answer: int, said: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from firstlight.base.apart import require_answer
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import UsageError
 
@@ -23,7 +24,10 @@ def most_nodes(depth: int, top_k: int) -> int:
 
 def check_drafter(drafter: str) -> None:
     """Raises a `UsageError` for a `--drafter` that is no known word and no path that exists."""
-    if drafter in (NGRAM, "none") or Path(drafter).expanduser().exists():
+    if drafter in (NGRAM, "none"):
+        return
+    require_answer(drafter)
+    if Path(drafter).expanduser().exists():
         return
     what = "no such folder" if "/" in drafter else "no drafter"
     raise UsageError(

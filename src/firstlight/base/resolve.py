@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from firstlight.base.apart import require_answer
 from firstlight.base.config import (
     GIVES_WAY,
     MIN_MODEL_LEN,
@@ -73,6 +74,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
 def read_toml(path: Path) -> Given:
     """The settings in a TOML file: flat keys, or in tables named after the sections."""
+    require_answer(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -24,8 +25,19 @@ _REMOTE = re.compile(
 REMOTE_WAITS = re.compile(
     r"request_wait_answer|fuse_|nfs|rpc_wait|cifs|smb2?_|wait_for_response|p9_|ceph|lustre"
 )
-_PATH_CALLS = {2: 0, 4: 0, 6: 0, 21: 0, 89: 0, 137: 0, 257: 1, 262: 1, 267: 1, 269: 1, 332: 1, 439: 1}
-_FD_CALLS = frozenset((0, 3, 5, 17, 19, 78, 138, 217, 295, 327))
+# Where it says that a thread waits for a page or a block.
+_LOCAL_WAITS = re.compile(r"folio_wait|wait_on_page|filemap|io_schedule|bit_wait|blk_|blkdev|jbd2")
+# System calls that wait for a file: the place of the path among their arguments, and those with a descriptor.
+_X86_64 = (
+    {2: 0, 4: 0, 6: 0, 21: 0, 59: 0, 89: 0, 137: 0, 257: 1, 262: 1, 267: 1, 269: 1, 322: 1, 332: 1, 437: 1}
+    | {439: 1},
+    frozenset((0, 1, 3, 5, 17, 18, 19, 20, 74, 75, 78, 138, 217, 295, 296, 327, 328)),
+)
+_AARCH64 = (
+    {43: 0, 48: 1, 56: 1, 78: 1, 79: 1, 221: 0, 281: 1, 291: 1, 437: 1, 439: 1},
+    frozenset((44, 57, 61, 63, 64, 65, 66, 67, 68, 69, 70, 80, 82, 83, 286, 287)),
+)
+_PATH_CALLS, _FD_CALLS = _AARCH64 if platform.machine() == "aarch64" else _X86_64
 _LINKS = 40
 _PATH_MAX = 4096
 _MAX_BYTES = 4 << 20
@@ -148,16 +160,27 @@ def waits_of(pid: int) -> tuple[Wait, ...]:
     for tid in tids:
         task = f"/proc/{pid}/task/{tid}"
         state, wchan = _text(f"{task}/stat").rpartition(")")[2][:2].strip(), _text(f"{task}/wchan")
-        if state == "D" or REMOTE_WAITS.search(wchan):
+        call = _text(f"{task}/syscall")
+        if REMOTE_WAITS.search(wchan) or (state == "D" and is_for_storage(call, wchan)):
             runs = _text(f"{task}/schedstat").split()[-1:]
-            found.append(Wait(tid, (*runs, _text(f"{task}/syscall"))))
+            found.append(Wait(tid, (*runs, call)))
     return tuple(found)
+
+
+def is_for_storage(call: str, wchan: str) -> bool:
+    """Whether a thread in state D waits for a file: others wait so for a driver, or for who has forked.
+
+    `call`: its line of /proc/PID/syscall, which has -1 in a page fault and is empty where it is not told.
+    """
+    number = _number(call.split())
+    is_call = number is None or number < 0 or number in _FD_CALLS or number in _PATH_CALLS
+    return is_call or bool(_LOCAL_WAITS.search(wchan))
 
 
 def waited_for(pid: int, tid: int) -> str:
     """The path that a thread waits for, by its system call, else by what it has mapped; empty: not told."""
     words = _text(f"/proc/{pid}/task/{tid}/syscall").split()
-    number = int(words[0]) if words and words[0].lstrip("-").isdigit() else -1
+    number = _number(words)
     try:
         if number in _FD_CALLS:
             return os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")
@@ -169,6 +192,10 @@ def waited_for(pid: int, tid: int) -> str:
     mapped = dict.fromkeys(line.split(maxsplit=5)[5] for line in _maps(pid) if line.count("/"))
     found = (path for path in mapped if (at := _holder(path, mounts)) is not None and at.is_remote)
     return next(found, "")
+
+
+def _number(words: list[str]) -> int | None:
+    return int(words[0]) if words and words[0].lstrip("-").isdigit() else None
 
 
 def _maps(pid: int) -> list[str]:

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Any
 
+from firstlight.base.apart import require_answer
 from firstlight.base.errors import FirstlightError
 from firstlight.base.proc_stat import launched_s
 from firstlight.cli.keys import gather_keys, listed_keys
@@ -148,6 +149,7 @@ def _read_file(path: str) -> dict[str, Any]:
     """The keys of a TOML file, those in tables too."""
     import tomllib
 
+    require_answer(path)
     try:
         with open(path, "rb") as file:
             content = tomllib.load(file)

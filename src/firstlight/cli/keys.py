@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from firstlight.base import environment
+from firstlight.base.apart import require_answer
 from firstlight.base.errors import UsageError, why_unreadable
 
 
@@ -37,6 +38,7 @@ def listed_keys(value: object, origin: str) -> list[str]:
 def _keys_in(path: str | Path | None) -> list[str]:
     if path is None:
         return []
+    require_answer(path)
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -21,6 +21,7 @@ from http import HTTPStatus
 from typing import Any
 
 from firstlight.base import strangers
+from firstlight.base.apart import require_answer
 from firstlight.base.bearer import REFUSAL, carries_key, key_digests
 from firstlight.base.door import Door, TaskGuest, most_connections
 from firstlight.base.strangers import Refusal, Seats
@@ -71,6 +72,7 @@ class Front:
         """Ask for one of `keys`, and speak TLS, on connections of the next `open`."""
         self._digests = key_digests(key.strip() for key in keys)
         if tls_cert is not None and tls_key is not None:
+            require_answer(tls_cert, tls_key)
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             # Nobody is there to be asked for a passphrase: a key that has one is an error.
             self._tls.load_cert_chain(tls_cert, tls_key, password=lambda: "")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from firstlight.base.apart import run_apart
-from firstlight.base.errors import EngineError, ModelFileError
-from firstlight.base.storage import Mount, mount_of, read_mounts
+from firstlight.base.apart import require_answer, run_apart
+from firstlight.base.errors import EngineError, ModelFileError, ResourceError
+from firstlight.base.storage import Mount, is_for_storage, mount_of, read_mounts, waits_of
+from support.doctor_scenes import until
 
 TEXT = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
@@ -72,3 +76,64 @@ def test_work_apart_returns_its_text_or_raises_its_error() -> None:
 def test_work_apart_that_dies_is_said() -> None:
     with pytest.raises(EngineError, match="was ended"):
         run_apart(lambda: os._exit(9), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "wchan"),
+    [
+        ("0 0x3 0x7f 0x10", ""),  # read
+        ("257 0xffffff9c 0x7f 0x0", "d_alloc_parallel"),  # openat
+        ("-1 0x7ffd 0x7f", "folio_wait_bit_common"),  # a page fault
+        ("9 0x0 0x10", "folio_wait_bit_common"),  # mmap that fetches its pages
+        ("", "0"),  # not told to us
+    ],
+)
+def test_a_wait_for_a_file_is_known(call: str, wchan: str) -> None:
+    if platform.machine() == "x86_64":
+        assert is_for_storage(call, wchan)
+
+
+@pytest.mark.parametrize(
+    ("call", "wchan"),
+    [("16 0x9 0xc0", "os_acquire_rwlock_write"), ("58 0x0", "wait_for_vfork_done"), ("11 0x7f", "0")],
+)
+def test_a_wait_for_a_driver_or_a_fork_is_none_for_storage(call: str, wchan: str) -> None:
+    assert not is_for_storage(call, wchan)
+
+
+def test_who_waits_for_a_fork_in_state_d_does_not_wait_for_storage(tmp_path: Path) -> None:
+    """Its child stands in the open of a FIFO before it has become another program."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    code = (
+        "import os, sys\n"
+        "opens = (os.POSIX_SPAWN_OPEN, 5, sys.argv[1], os.O_WRONLY, 0)\n"
+        "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[opens])\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(fifo)])
+    try:
+        stat = Path(f"/proc/{process.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D")
+        assert waits_of(process.pid) == ()
+    finally:
+        with fifo.open("rb"):  # its child goes on
+            process.wait(60)
+
+
+def test_a_child_that_answered_leaves_no_zombie() -> None:
+    before = children()
+    with pytest.raises(ResourceError):
+        run_apart(lambda: _raise(ResourceError("no.", "x")), 5.0)
+    assert children() == before
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def _raise(error: Exception) -> str:
+    raise error
+
+
+def test_a_file_of_this_machine_is_read_without_a_child() -> None:
+    require_answer("/etc/hostname", "/no/such/file", "~/none")

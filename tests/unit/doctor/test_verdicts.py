@@ -76,6 +76,12 @@ def test_the_first_verdict(
     assert_is_whole(verdict, made())
 
 
+def test_who_waits_for_storage_does_not_hold_the_interpreter() -> None:
+    verdict = judge(troubled.dead_mount(owns_gil=True))
+    assert verdict.cause == "storage-silent"
+    assert "gil-held" not in [other.cause for other in verdict.others]
+
+
 def assert_is_whole(verdict: Verdict, seen: Case) -> None:
     """What every verdict owes: evidence that exists, a sentence, a test and a remedy without open fields."""
     assert verdict.summary.endswith(".")

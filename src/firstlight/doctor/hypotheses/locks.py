@@ -11,7 +11,7 @@ from firstlight.doctor import describe
 from firstlight.doctor.hypotheses.gpu_case import waits_for_gpu
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Weight, same
 from firstlight.doctor.motion import State
-from firstlight.doctor.standing import full_pipe_writers
+from firstlight.doctor.standing import full_pipe_writers, same_wait
 from firstlight.doctor.target import RUN
 from firstlight.doctor.values_host import FileLock, FileLocks, Pipes
 from firstlight.doctor.values_process import (
@@ -195,6 +195,9 @@ def _gil(view: View) -> Judgement | None:
         if pair is None or one.state not in (State.BLOCKED, State.SPINNING, State.UNCLEAR):
             continue
         before = {thread.tid: thread for thread in pair.first.value.threads if thread.owns_gil}
+        wait = same_wait(view.case, one.key)
+        if wait is not None:  # Python lets go of the lock before it reads; the last owner is shown on
+            before.pop(wait.second.value.tid, None)
         for thread in pair.second.value.threads:
             earlier = before.get(thread.tid)
             if not thread.owns_gil or earlier is None or earlier.frames[:2] != thread.frames[:2]:
