@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import stat
 import struct
 import subprocess
@@ -23,6 +24,7 @@ _OPS = {1: "lookup", 3: "getattr", 14: "open", 15: "read", 17: "statfs", 27: "op
 _SILENT = (2, 36, 42)  # forget, interrupt and batch-forget have no answer
 _ENOENT, _ENOSYS = 2, 38
 _MNT_DETACH = 2
+_LIFE_S = 400
 _PR_SET_PDEATHSIG = 1
 
 
@@ -179,6 +181,7 @@ class _Server:
 
 def _serve(source: str, path: str, freeze: str) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, 9)
+    signal.alarm(_LIFE_S)  # a test that waits for who cannot be killed fails, and does not hang
     fd = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
     if _LIBC.mount(b"slowbox:/models", os.fsencode(path), b"fuse.testfs", 1, options):

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 from firstlight.base import errors
-from firstlight.base.process import end_with_parent
 from firstlight.base.storage import mount_of, mounts_of, silent_storage, waited_for, waits_of
 
 _LOOK_S = 0.25
@@ -89,6 +88,8 @@ def _bury(pid: int) -> None:
 
 def _be_child(work: Callable[[], str], parent_pid: int, answer: int, said: int) -> None:
     try:
+        from firstlight.base.process import end_with_parent  # has imports that the first moments do without
+
         end_with_parent(parent_pid)
         os.dup2(said, 2)
         kept = os.dup2(answer, 3) if answer != 3 else 3

@@ -21,7 +21,10 @@ from firstlight.cli.options import Debug
 
 @dataclass
 class ServeOptions:
-    """What `serve` takes beside the settings of the run."""
+    """What `serve` takes beside the settings of the run.
+
+    Paths have a parser of their own, as the library's would `stat` a file that may not answer.
+    """
 
     model: Annotated[
         str | None,
@@ -34,7 +37,7 @@ class ServeOptions:
     ] = None
     config: Annotated[
         Path | None,
-        typer.Option(help="TOML file with the names of these flags; flags win.", metavar="FILE"),
+        typer.Option(help="TOML file with the names of these flags; flags win.", metavar="FILE", parser=Path),
     ] = None
     api_key: Annotated[
         list[str] | None,
@@ -44,9 +47,9 @@ class ServeOptions:
             "list: --api-key-file or FIRSTLIGHT_API_KEY keep it to yourself.",
         ),
     ] = None
-    api_key_file: Annotated[Path | None, typer.Option(help="File with keys, one a line.", metavar="FILE")] = (
-        None
-    )
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with keys, one a line.", metavar="FILE", parser=Path)
+    ] = None
     debug: Debug = False
 
 
