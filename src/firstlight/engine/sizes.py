@@ -83,20 +83,26 @@ def resolve_sizes(section: EngineSection, needs: Needs, available_bytes: int) ->
 def _fit_step(
     section: EngineSection, needs: Needs, available_bytes: int, model_len: int
 ) -> tuple[EngineSection, MemoryBudget, int]:
-    """The largest step that leaves room for a sequence of `model_len`; where none does, the smallest one, and
-    the length that fits beside it."""
-    steps = list(_smaller_steps(section))
-    for step in steps[:-1]:
-        request = _request(step, needs, available_bytes)
-        with contextlib.suppress(ResourceError):
-            return step, compute_budget(_with_length(request, model_len)), model_len
-    smallest = steps[-1]
+    """The step, its budget and the length. Before a start is refused, nearly all memory is planned for."""
     if "memory_fraction" in section.shrinks:
         with contextlib.suppress(ResourceError):
-            return smallest, *_fit(_request(smallest, needs, available_bytes), model_len, smallest)
+            return _longest(section, needs, available_bytes, model_len)
         fraction = max(LAST_FRACTION, section.memory_fraction)
-        smallest = structs.replace(smallest, memory_fraction=fraction)
-    return smallest, *_fit(_request(smallest, needs, available_bytes), model_len, smallest)
+        section = structs.replace(section, memory_fraction=fraction)
+    return _longest(section, needs, available_bytes, model_len)
+
+
+def _longest(
+    section: EngineSection, needs: Needs, available_bytes: int, model_len: int
+) -> tuple[EngineSection, MemoryBudget, int]:
+    """The longest sequence that the smallest step leaves room for, and the largest step that does too."""
+    *larger, smallest = _smaller_steps(section)
+    budget, fitting_len = _fit(_request(smallest, needs, available_bytes), model_len, smallest)
+    for step in larger:
+        request = _with_length(_request(step, needs, available_bytes), fitting_len)
+        with contextlib.suppress(ResourceError):
+            return step, compute_budget(request), fitting_len
+    return smallest, budget, fitting_len
 
 
 def _smaller_steps(section: EngineSection) -> Iterator[EngineSection]:
