@@ -9,7 +9,14 @@ import pytest
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import ResourceError
 from firstlight.base.resolve import parse_size
-from firstlight.engine.sizes import DEFAULT_KV_BYTES, Needs, Sizes, allows_two_layouts, resolve_sizes
+from firstlight.engine.sizes import (
+    DEFAULT_KV_BYTES,
+    RUNTIME_BYTES,
+    Needs,
+    Sizes,
+    allows_two_layouts,
+    resolve_sizes,
+)
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.attention import attention_shape
@@ -39,9 +46,8 @@ def resolve(checkpoint: Checkpoint, available_bytes: int, *, size: int = 1, **se
     # A small step, so that its workspace does not hide what the test is about.
     values = {"max_num_seqs": 4, "max_batched_tokens": 16, **section}
     engine = EngineSection(**values)  # type: ignore[arg-type]
-    return resolve_sizes(
-        engine, Needs(description, declare, declare.kinds(checkpoint), shape), available_bytes
-    )
+    needs = Needs(description, declare, declare.kinds(checkpoint), shape)
+    return resolve_sizes(engine, needs, available_bytes + int(RUNTIME_BYTES / engine.memory_fraction))
 
 
 def test_plenty_of_memory_gives_the_model_s_length_and_the_default_pool(checkpoint: Checkpoint) -> None:
