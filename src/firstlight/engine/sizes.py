@@ -26,6 +26,7 @@ from firstlight.facts.memory import (
     kv_bytes_per_token,
     step_bytes,
 )
+from firstlight.loading.reader import AHEAD_BYTES
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import AttentionShape, MatrixKind
 
@@ -35,6 +36,11 @@ DEFAULT_KV_BYTES = 288 * 2**20
 SMALLEST_MODEL_LEN = 512
 # A second layout of the weights is allowed if they take no more than this share of what may be planned for.
 SECOND_LAYOUT_SHARE = 0.3
+# Sampling among the whole vocabulary (top-p of a flat distribution) beside `step_bytes`: for each logit an
+# 8-byte id, and shares, their sums and noise in float32.
+SAMPLING_BYTES = 24
+# What Python, PyTorch and the C library's heap grow by in the first steps: measured, whatever the model.
+RUNTIME_BYTES = 16 * 2**20
 # Steps are made smaller where memory is short, down to these, before the model's length is.
 LAST_FRACTION = 0.97  # of the available memory, before a start is refused
 SMALLEST_STEP = {"max_batched_tokens": 64, "max_num_seqs": 8}
@@ -83,20 +89,26 @@ def resolve_sizes(section: EngineSection, needs: Needs, available_bytes: int) ->
 def _fit_step(
     section: EngineSection, needs: Needs, available_bytes: int, model_len: int
 ) -> tuple[EngineSection, MemoryBudget, int]:
-    """The largest step that leaves room for a sequence of `model_len`; where none does, the smallest one, and
-    the length that fits beside it."""
-    steps = list(_smaller_steps(section))
-    for step in steps[:-1]:
-        request = _request(step, needs, available_bytes)
-        with contextlib.suppress(ResourceError):
-            return step, compute_budget(_with_length(request, model_len)), model_len
-    smallest = steps[-1]
+    """The step, its budget and the length. Before a start is refused, nearly all memory is planned for."""
     if "memory_fraction" in section.shrinks:
         with contextlib.suppress(ResourceError):
-            return smallest, *_fit(_request(smallest, needs, available_bytes), model_len, smallest)
+            return _longest(section, needs, available_bytes, model_len)
         fraction = max(LAST_FRACTION, section.memory_fraction)
-        smallest = structs.replace(smallest, memory_fraction=fraction)
-    return smallest, *_fit(_request(smallest, needs, available_bytes), model_len, smallest)
+        section = structs.replace(section, memory_fraction=fraction)
+    return _longest(section, needs, available_bytes, model_len)
+
+
+def _longest(
+    section: EngineSection, needs: Needs, available_bytes: int, model_len: int
+) -> tuple[EngineSection, MemoryBudget, int]:
+    """The longest sequence that the smallest step leaves room for, and the largest step that does too."""
+    *larger, smallest = _smaller_steps(section)
+    budget, fitting_len = _fit(_request(smallest, needs, available_bytes), model_len, smallest)
+    for step in larger:
+        request = _with_length(_request(step, needs, available_bytes), fitting_len)
+        with contextlib.suppress(ResourceError):
+            return step, compute_budget(request), fitting_len
+    return smallest, budget, fitting_len
 
 
 def _smaller_steps(section: EngineSection) -> Iterator[EngineSection]:
@@ -161,7 +173,7 @@ def _request(section: EngineSection, needs: Needs, available_bytes: int) -> Budg
         fraction=section.memory_fraction,
         weight_bytes=weight_bytes,
         workspace_bytes=_workspace_bytes(section, needs),
-        loading_bytes=max(ops.loading_bytes(kind) for kind in needs.kinds),
+        loading_bytes=RUNTIME_BYTES + _loading_bytes(needs),
         page_bytes=(token_bytes + needs.extra.token_bytes) * section.page_size_tokens,
         page_size_tokens=section.page_size_tokens,
         min_tokens=0,
@@ -215,7 +227,7 @@ def _embedding_bytes(needs: Needs) -> int:
 
 
 def _workspace_bytes(section: EngineSection, needs: Needs) -> int:
-    """The largest step: activations, logits and their copies."""
+    """The largest step: activations, logits and their copies; and what the process grows by."""
     description, ops = needs.description, needs.declare.ops
     most = section.max_num_seqs
     if section.drafts:
@@ -224,4 +236,12 @@ def _workspace_bytes(section: EngineSection, needs: Needs) -> int:
     most = min(most, section.max_batched_tokens)
     step = step_bytes(description, section.max_batched_tokens, most, needs.shape.num_heads)
     scores = ops.attention_bytes(needs.shape, section.max_batched_tokens, description.max_position)
-    return step + scores
+    sampling = most * description.vocab_size * SAMPLING_BYTES
+    return step + sampling + scores + RUNTIME_BYTES
+
+
+def _loading_bytes(needs: Needs) -> int:
+    """One matrix being laid out, and what was read ahead of it."""
+    ops = needs.declare.ops
+    ahead = min(AHEAD_BYTES, sum(ops.resident_bytes(kind) for kind in needs.kinds))
+    return max(ops.loading_bytes(kind) for kind in needs.kinds) + ahead

@@ -24,11 +24,12 @@ from firstlight.loading.plan import ReadPlan, Segment, Wanted, make_plan
 from firstlight.quant.packings import Window, assemble
 from firstlight.quant.weight import Weight
 
-BATCH_BYTES = 16 * 1024 * 1024  # neighbouring tensors are read in one call up to this size
+BATCH_BYTES = 8 * 1024 * 1024  # neighbouring tensors are read in one call up to this size
 READ_BYTES = 64 * 1024 * 1024  # and no single call asks for more
 MAX_GAP_BYTES = 64 * 1024  # a smaller hole between two tensors is read over
 MAX_BUFFERS = 512  # of one call; the system's limit is 1024
 BATCHES_AHEAD = 2  # read and waiting for the consumer: bounds the memory of loading
+AHEAD_BYTES = BATCHES_AHEAD * BATCH_BYTES  # of that, unless a single tensor is larger
 
 Deliver = Callable[[Wanted, Weight], None]
 Progress = Callable[[int, int], None]

@@ -9,7 +9,14 @@ import pytest
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import ResourceError
 from firstlight.base.resolve import parse_size
-from firstlight.engine.sizes import DEFAULT_KV_BYTES, Needs, Sizes, allows_two_layouts, resolve_sizes
+from firstlight.engine.sizes import (
+    DEFAULT_KV_BYTES,
+    RUNTIME_BYTES,
+    Needs,
+    Sizes,
+    allows_two_layouts,
+    resolve_sizes,
+)
 from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.attention import attention_shape
@@ -39,9 +46,8 @@ def resolve(checkpoint: Checkpoint, available_bytes: int, *, size: int = 1, **se
     # A small step, so that its workspace does not hide what the test is about.
     values = {"max_num_seqs": 4, "max_batched_tokens": 16, **section}
     engine = EngineSection(**values)  # type: ignore[arg-type]
-    return resolve_sizes(
-        engine, Needs(description, declare, declare.kinds(checkpoint), shape), available_bytes
-    )
+    needs = Needs(description, declare, declare.kinds(checkpoint), shape)
+    return resolve_sizes(engine, needs, available_bytes + int(RUNTIME_BYTES / engine.memory_fraction))
 
 
 def test_plenty_of_memory_gives_the_model_s_length_and_the_default_pool(checkpoint: Checkpoint) -> None:
@@ -128,15 +134,15 @@ def test_two_layouts_only_where_memory_is_plentiful() -> None:
 # --- where memory is short ---
 
 SHRINKS = ("max_batched_tokens", "max_num_seqs")
+LARGE = {"max_num_seqs": 256, "max_batched_tokens": 512}
 
 
 def test_a_step_that_nobody_asked_for_gives_way_before_the_length(checkpoint: Checkpoint) -> None:
-    large = {"max_num_seqs": 256, "max_batched_tokens": 512}
     with pytest.raises(ResourceError) as caught:
-        resolve(checkpoint, 50 * 10**6, **large, max_model_len=MAX_POSITION)
+        resolve(checkpoint, 50 * 10**6, **LARGE, max_model_len=MAX_POSITION)
     assert "--max-batched-tokens to 64" in caught.value.hint
     assert "--max-num-seqs to 8" in caught.value.hint
-    sizes = resolve(checkpoint, 50 * 10**6, **large, shrinks=SHRINKS)
+    sizes = resolve(checkpoint, 50 * 10**6, **LARGE, shrinks=SHRINKS)
     assert sizes.section.max_model_len == MAX_POSITION
     assert sizes.section.max_batched_tokens < 512
     assert "instead of 512" in sizes.notes[0]
@@ -153,6 +159,29 @@ def test_what_was_asked_for_is_kept_and_a_step_has_a_token_for_each_sequence(
     section = resolve(checkpoint, 300 * 10**6, **values, shrinks=shrinks).section
     assert getattr(section, kept) == asked[kept]
     assert section.max_num_seqs <= section.max_batched_tokens
+
+
+def test_a_step_that_fits_beside_the_shorter_length_is_kept(checkpoint: Checkpoint) -> None:
+    """No step leaves room for the model's length: then a smaller one than fits would gain nothing."""
+    page = dict(kv_memory_bytes=1024 // 16 * PAGE_BYTES)  # of 1,024 tokens, on a machine with plenty
+    section = resolve(checkpoint, 64 * 2**30, **page, **LARGE, shrinks=SHRINKS).section
+    assert (section.max_batched_tokens, section.max_num_seqs) == (512, 256)
+    assert section.max_model_len == 1024
+
+
+@pytest.mark.parametrize("megabytes", range(6, 60, 3))
+def test_no_larger_step_would_have_fitted_at_that_length(checkpoint: Checkpoint, megabytes: int) -> None:
+    try:
+        section = resolve(checkpoint, megabytes * 10**6, **LARGE, shrinks=SHRINKS).section
+    except ResourceError:
+        return
+    if section.max_batched_tokens == LARGE["max_batched_tokens"]:
+        return
+    twice = {
+        "max_num_seqs": min(256, 2 * section.max_num_seqs),
+        "max_batched_tokens": 2 * section.max_batched_tokens,
+    }
+    assert not _fits(checkpoint, megabytes * 10**6, **twice, max_model_len=section.max_model_len)
 
 
 def test_small_steps_are_not_made_larger(checkpoint: Checkpoint) -> None:
