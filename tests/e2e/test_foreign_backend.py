@@ -22,6 +22,7 @@ import httpx
 import psutil
 import pytest
 
+from firstlight.base.process import start_ticks
 from support.serving import RunningServer
 from support.stand_in_vllm import CORE, install_stand_in
 
@@ -83,7 +84,8 @@ def until(look: Callable[[], Any]) -> Any:
 
 def family(server: RunningServer, word: str = "") -> list[psutil.Process]:
     children = psutil.Process(server.pid).children(recursive=True)
-    return [child for child in children if word in " ".join(child.cmdline())]
+    alive = [child for child in children if start_ticks(child.pid) is not None]
+    return [child for child in alive if word in " ".join(child.cmdline())]
 
 
 def core_of(server: RunningServer) -> psutil.Process:

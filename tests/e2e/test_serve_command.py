@@ -20,6 +20,7 @@ import httpx
 import psutil
 import pytest
 
+from firstlight.base.process import start_ticks
 from firstlight.facts.sources import resolve_model
 from support.serving import RunningServer, write_chat_model
 
@@ -40,7 +41,9 @@ def starting(model: Path | str, *flags: str) -> Iterator[RunningServer]:
 
 
 def children_of(server: RunningServer) -> list[psutil.Process]:
-    return psutil.Process(server.pid).children(recursive=True)
+    """Those that live: a disposable child may just have ended."""
+    found = psutil.Process(server.pid).children(recursive=True)
+    return [child for child in found if start_ticks(child.pid) is not None]
 
 
 def assert_all_end(processes: list[psutil.Process]) -> None:
