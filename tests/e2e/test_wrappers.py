@@ -117,12 +117,13 @@ def filled(words: tuple[str, ...], folder: Path) -> list[str]:
 
 
 def engines(supervisor: int) -> list[psutil.Process]:
-    return [one for one in psutil.Process(supervisor).children() if "vllm" in " ".join(one.cmdline())]
+    alive = [one for one in psutil.Process(supervisor).children() if is_alive(one.pid)]
+    return [one for one in alive if "vllm" in " ".join(one.cmdline())]
 
 
 def cores(supervisor: int) -> list[psutil.Process]:
     below = psutil.Process(supervisor).children(recursive=True)
-    return [one for one in below if one.cmdline()[:1] == [CORE]]
+    return [one for one in below if is_alive(one.pid) and one.cmdline()[:1] == [CORE]]
 
 
 def is_alive(pid: int) -> bool:
@@ -145,15 +146,18 @@ def test_a_start_that_fails_ends_only_itself(place: Place, wrapper: str) -> None
 def test_an_engine_that_served_ends_alone(place: Place, end: str) -> None:
     command = [*filled(WRAPPERS["timeout"], place.folder), *place.command()]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as wrapper:
-        supervisor = place.pid("supervisor")
-        until(lambda: is_ready(place))
-        (core,) = cores(supervisor)
-        if end == "stop":
-            os.kill(supervisor, signal.SIGTERM)
-        else:
-            number = signal.SIGKILL if end == "kill" else signal.SIGSEGV
-            engines(supervisor)[0].send_signal(number)
-        assert wrapper.wait(DEADLINE_S) == (0 if end == "stop" else 6), place.said()
+        try:
+            supervisor = place.pid("supervisor")
+            until(lambda: is_ready(place))
+            (core,) = cores(supervisor)
+            if end == "stop":
+                os.kill(supervisor, signal.SIGTERM)
+            else:
+                number = signal.SIGKILL if end == "kill" else signal.SIGSEGV
+                engines(supervisor)[0].send_signal(number)
+            assert wrapper.wait(DEADLINE_S) == (0 if end == "stop" else 6), place.said()
+        finally:
+            wrapper.kill()
     assert not is_alive(core.pid)
     assert is_alive(place.pid("bystander"))
 

@@ -29,6 +29,7 @@ MIN_FIRST_ACCURACY = 0.3  # of the first draft, in domain: below, a drafter cann
 MAX_LOOP_GAP = 0.15  # of the own loop from what the accuracies predict: rounds begin where the last one ended
 MAX_ENGINE_GAP = 0.05  # of the engine from the own loop on the same answers
 SURE_ENGINE_GAP = 0.2
+SURE_DRAFTS_GAP = 0.5
 MAX_DOCUMENTS = 48
 MIN_ANSWERS, MIN_TOKENS = 30, 2000  # that an accuracy or an acceptance length is judged by
 
@@ -136,7 +137,8 @@ def engine_gate(out: Path, target: Target, k: int, cpu_kernels: str = "auto") ->
     gap = engine / own - 1.0
     said = f"{engine:.2f} in the engine, {own:.2f} in the own loop, k = {k}, {len(answers)} answers"
     num_tokens = sum(len(one.tokens) for one in made)
-    is_clear = abs(gap) > SURE_ENGINE_GAP  # that no near tie makes, however few the answers are
+    # What no near tie makes, however few the answers are: a fifth of the length, or half of the accepted drafts.
+    is_clear = abs(gap) > SURE_ENGINE_GAP or abs(engine - own) > SURE_DRAFTS_GAP * (own - 1.0) > 0.0
     if not is_clear and (unsure := too_few(name, said, len(made), num_tokens)) is not None:
         return unsure
     passed = abs(gap) <= MAX_ENGINE_GAP
