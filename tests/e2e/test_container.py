@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from firstlight.base.environment import cache_directory
+from firstlight.base.process import start_ticks
 from firstlight.ops.cpu.library import open_library
 from support import container
 from support.abilities import missing
@@ -120,7 +121,8 @@ class Box:
         return psutil.Process(container.first_process(self.process))
 
     def rank(self) -> psutil.Process:
-        return next(one for one in self.inside().children() if "firstlight.engine.rank" in one.cmdline())
+        alive = [one for one in self.inside().children() if start_ticks(one.pid) is not None]
+        return next(one for one in alive if "firstlight.engine.rank" in one.cmdline())
 
     def end(self) -> None:
         if self.process is not None:

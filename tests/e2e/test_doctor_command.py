@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from firstlight.base.process import start_ticks
 from firstlight.doctor.bundle import read_bundle
 from firstlight.doctor.values_process import PythonStacks
 from support.ports import free_port
@@ -65,7 +66,8 @@ def one(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def rank_of(server: RunningServer) -> psutil.Process:
     children = psutil.Process(server.pid).children(recursive=True)
-    return next(child for child in children if "engine.rank" in " ".join(child.cmdline()))
+    alive = [child for child in children if start_ticks(child.pid) is not None]
+    return next(child for child in alive if "engine.rank" in " ".join(child.cmdline()))
 
 
 @pytest.fixture

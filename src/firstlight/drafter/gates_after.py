@@ -137,7 +137,7 @@ def engine_gate(out: Path, target: Target, k: int, cpu_kernels: str = "auto") ->
     gap = engine / own - 1.0
     said = f"{engine:.2f} in the engine, {own:.2f} in the own loop, k = {k}, {len(answers)} answers"
     num_tokens = sum(len(one.tokens) for one in made)
-    # What no near tie makes, however few the answers are: a fifth of the length, or half of the accepted drafts.
+    # What no near tie makes, however few the answers: a fifth of the length, or half of the accepted drafts.
     is_clear = abs(gap) > SURE_ENGINE_GAP or abs(engine - own) > SURE_DRAFTS_GAP * (own - 1.0) > 0.0
     if not is_clear and (unsure := too_few(name, said, len(made), num_tokens)) is not None:
         return unsure
