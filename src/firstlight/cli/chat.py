@@ -110,7 +110,7 @@ class Conversation:
         self._is_terminal = output.isatty()
         self._messages: list[dict[str, str]] = []
         self._sampling = {**(sampling.fields if sampling is not None else {}), **_given(options)}
-        self.title = f"{model}." if sampling is None else f"{model}, sampled with {sampling.words}."
+        self.title = f"{model}." if sampling is None else f"{model}, sampled {sampling.words}."
         self._thinks = False  # whether what was shown last is reasoning
 
     def reset(self) -> None:

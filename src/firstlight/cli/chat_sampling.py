@@ -37,7 +37,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Sampling:
-    """`fields` go into each request; `words` say what is sampled with, and whose choice that is."""
+    """`fields` go into each request; `words` say how is sampled, and whose choice that is."""
 
     fields: dict[str, Any]
     words: str
@@ -47,7 +47,7 @@ def choose_sampling(known: Known, given: Mapping[str, Any]) -> Sampling:
     """The sampling of a conversation. `given`: the user's, without what was left out."""
     mine = {name: given[name] for name in _FIELDS if name in given}
     if mine.get("temperature") == 0:
-        return Sampling(mine, "greedy, as asked")
+        return Sampling(mine, "greedily, as asked")
     theirs = {name: value for name in _FIELDS if _is_number(value := (known.defaults or {}).get(name))}
     if "temperature" in theirs:
         return _joined(theirs, mine, "as the model's generation_config says")
@@ -77,7 +77,7 @@ def read_folder(root: str) -> dict[str, Any] | None:
 def _joined(theirs: Mapping[str, Any], mine: Mapping[str, Any], why: str) -> Sampling:
     fields = {name: mine.get(name, theirs.get(name)) for name in _FIELDS if name in theirs or name in mine}
     said = ", ".join(f"{name} {fields[name]:g}{' (given)' if name in mine else ''}" for name in fields)
-    return Sampling(fields, said if fields.keys() == mine.keys() else f"{said} ({why})")
+    return Sampling(fields, f"with {said}" + ("" if fields.keys() == mine.keys() else f" ({why})"))
 
 
 def _is_number(value: object) -> bool:

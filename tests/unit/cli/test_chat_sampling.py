@@ -55,7 +55,7 @@ OURS = {"is_ours": True}
             {"temperature": 1.0, "top_p": 0.9},
             "temperature 1 (given), top_p 0.9",
         ),
-        (Known(("m",), {"temperature": 0.6}, **OURS), {"temperature": 0.0}, {"temperature": 0.0}, "greedy"),
+        (Known(("m",), {"temperature": 0.6}, **OURS), {"temperature": 0.0}, {"temperature": 0.0}, "greedily"),
         (Known(("m",), {"temperature": "hot"}, **OURS), {}, TOOLS, "names nothing"),
     ],
 )
