@@ -57,9 +57,10 @@ def planned(notes: list[str]) -> float:
 
 
 def drafter_read(notes: list[str]) -> float:
-    """The floats of a drafter, which is there before the memory is asked for; it is kept in 8 bits."""
+    """The floats of a drafter and the file's 2-byte values that they are made of: both are there before the
+    memory is asked for; it is kept in 8 bits."""
     line = re.search(r"of these the drafter: ([\d.]+) MB of weights", "\n".join(notes))
-    return 0.0 if line is None else float(line[1]) * 10**6 / (34 / 32) * 4
+    return 0.0 if line is None else float(line[1]) * 10**6 / (34 / 32) * (4 + 2)
 
 
 def load(report: dict[str, Any], vocab_size: int) -> list[list[Submit]]:

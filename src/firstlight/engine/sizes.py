@@ -40,7 +40,7 @@ SECOND_LAYOUT_SHARE = 0.3
 # 8-byte id, and shares, their sums and noise in float32.
 SAMPLING_BYTES = 24
 # What Python, PyTorch and the C library's heap grow by in the first steps: measured, whatever the model.
-RUNTIME_BYTES = 16 * 2**20
+RUNTIME_BYTES = 24 * 2**20
 # Steps are made smaller where memory is short, down to these, before the model's length is.
 LAST_FRACTION = 0.97  # of the available memory, before a start is refused
 SMALLEST_STEP = {"max_batched_tokens": 64, "max_num_seqs": 8}
