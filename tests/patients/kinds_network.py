@@ -55,15 +55,22 @@ def _hub(ward: Ward) -> Patient:
 
 
 def _is_connecting(pid: int) -> bool:
-    """Whether one of its sockets has sent a SYN and got nothing."""
+    """Whether a socket of it or of the children that look for files has sent a SYN and got nothing."""
     inodes = set()
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            link = os.readlink(entry.path)
-            if link.startswith("socket:["):
-                inodes.add(link[8:-1])
+    for one in (pid, *_children(pid)):
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"/proc/{one}/fd"):
+                link = os.readlink(entry.path)
+                if link.startswith("socket:["):
+                    inodes.add(link[8:-1])
     rows = [row.split() for table in ("tcp", "tcp6") for row in _rows(table)]
     return any(row[3] == "02" and row[9] in inodes for row in rows)
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]
+    return []
 
 
 def _rows(table: str) -> list[str]:
