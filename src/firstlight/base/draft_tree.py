@@ -7,6 +7,7 @@ a tree that passes can be made, by a drafter that makes trees.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from firstlight.base.apart import require_answer
@@ -27,7 +28,7 @@ def check_drafter(drafter: str) -> None:
     if drafter in (NGRAM, "none"):
         return
     require_answer(drafter)
-    if Path(drafter).expanduser().exists():
+    if Path(os.path.expanduser(drafter)).exists():
         return
     what = "no such folder" if "/" in drafter else "no drafter"
     raise UsageError(

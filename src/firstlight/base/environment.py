@@ -198,7 +198,7 @@ def _can_be_made(folder: Path) -> bool:
 
 
 def _absolute(name: str, value: str) -> Path:
-    path = Path(value).expanduser()
+    path = Path(os.path.expanduser(value))
     if not path.is_absolute():
         raise UsageError(f"{name} is {value!r}, which is not an absolute path.", "Give the full path.")
     return path

@@ -7,6 +7,7 @@ tensor that is no part of the language model is in no group, and `notes` say so.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -83,7 +84,7 @@ def open_outline(model: str) -> Outline:
     A folder needs a config.json; of its safetensors files only headers are read, and where they are not there
     sizes follow from the configuration. Raises `FirstlightError`s that say what to do.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if model in built_in_names() and not path.exists():
         return _built_in(model)
     if not path.exists():

@@ -48,7 +48,7 @@ def resolve_model(model: str | None, notify: Notify | None = None) -> Path:
     say = notify or (lambda _: None)
     if model is None:
         return _default_model(say)
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if model and path.exists():
         return path.absolute()
     if model.startswith((".", "/", "~")):

@@ -197,3 +197,9 @@ def test_what_is_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     resolve_model("org/name/model.Q4_1.gguf", said.append)
     assert asked[1] == (("org/name", "model.Q4_1.gguf"), {"local_files_only": False})
     assert len(said) == 2
+
+
+def test_the_home_of_nobody_is_a_path_that_does_not_exist() -> None:
+    """Also where there is no home at all: `Path.expanduser` would raise what no user can read."""
+    with pytest.raises(ModelFileError, match="~nobodyknown/x does not exist"):
+        resolve_model("~nobodyknown/x")

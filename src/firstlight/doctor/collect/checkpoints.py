@@ -7,6 +7,7 @@ folder is reported, not only the first.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def _named(scene: Scene) -> list[str]:
 
 def locate(name: str, hubs: list[Path]) -> Path | None:
     """A path as it is, or the newest snapshot of a hub name; None when neither is on this machine."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.exists():
         return path
     for hub in hubs:

@@ -5,6 +5,7 @@ Invariant: what cannot be had is an error at the start, never a server that sile
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -98,7 +99,7 @@ def _read(wanted: str, target: Checkpoint) -> Drafting:
     if wanted == NGRAM:
         return NgramDrafting()
     check_drafter(wanted)
-    path = Path(wanted).expanduser()
+    path = Path(os.path.expanduser(wanted))
     config = path / CONFIG
     if path.is_dir() and not config.exists():
         raise ModelFileError(

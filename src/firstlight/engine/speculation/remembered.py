@@ -8,6 +8,7 @@ belongs to others is left aside, with a line that says so, and no trouble with a
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -72,7 +73,7 @@ class TrialMemory:
         cls, target: Checkpoint, section: EngineSection, report: Mapping[str, Any], trial: tuple[int, ...]
     ) -> TrialMemory:
         """Of an engine. `report`: of its start; `trial`: the sizes of the trial."""
-        drafter = Path(section.drafter or "").expanduser()
+        drafter = Path(os.path.expanduser(section.drafter or ""))
         files = [drafter] if drafter.is_file() else sorted(drafter.glob("*"))
         computes = [library_name(), *(report[name] for name in ("backend", "kv_dtypes"))]
         key = {

@@ -6,6 +6,7 @@ token through the relay and the engine's own HTTP API.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from collections.abc import Callable
@@ -48,7 +49,7 @@ class ForeignBackend:
                 f"{name} needs to be told which model it shall serve.",
                 "Give a Hugging Face folder or a hub id; `firstlight convert` makes one from a GGUF file.",
             )
-        path = Path(asked).expanduser()
+        path = Path(os.path.expanduser(asked))
         if path.exists():
             return located(model, asked, path.absolute(), asked)
         if asked.startswith((".", "/", "~")):

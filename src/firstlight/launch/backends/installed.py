@@ -6,6 +6,7 @@ its own, which finds the package without importing it. Invariant: what is return
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -49,7 +50,7 @@ class _Answer(msgspec.Struct):
 def find_installed(engine: str, python: str | None = None) -> Installed:
     """The engine that `python` has, or the first interpreter on PATH that has it. Raises `UsageError`."""
     if python is not None:
-        path = shutil.which(str(Path(python).expanduser()))
+        path = shutil.which(str(Path(os.path.expanduser(python))))
         if path is None:
             raise UsageError(
                 f"--backend-python {python} is no program that can be run.",
