@@ -41,8 +41,8 @@ SECOND_LAYOUT_SHARE = 0.3
 SAMPLING_BYTES = 24
 # What Python, PyTorch and the C library's heap grow by in the first steps: measured, whatever the model.
 RUNTIME_BYTES = 24 * 2**20
-# Steps are made smaller where memory is short, down to these, before the model's length is.
 LAST_FRACTION = 0.97  # of the available memory, before a start is refused
+# Steps are made smaller where memory is short, down to these, before the model's length is.
 SMALLEST_STEP = {"max_batched_tokens": 64, "max_num_seqs": 8}
 
 
