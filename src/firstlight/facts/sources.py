@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from firstlight.base.environment import HUB_OFFLINE, cache_place, child_environment, hub_is_offline
+from firstlight.base.environment import HUB_OFFLINE, cache_place, child_environment, hub_is_offline, proxies
 from firstlight.base.errors import ModelFileError, ResourceError
 from firstlight.base.urls import proxy_error
 
@@ -139,8 +139,7 @@ def _damaged(reason: str) -> ModelFileError:
 
 
 def _from_hub(repository: str, revision: str | None, file: str | None, say: Notify) -> Path:
-    import httpx
-    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub import errors, hf_hub_download, snapshot_download
 
     offline = hub_is_offline()
     if not offline:
@@ -159,7 +158,10 @@ def _from_hub(repository: str, revision: str | None, file: str | None, say: Noti
         )
     except ImportError as error:
         raise proxy_error("the hub", error) from error
-    except (OSError, ValueError, httpx.HTTPError) as error:
+    # Its bases are the errors of the library that asks: requests, httpx or httpx2, by the hub's version.
+    except (OSError, ValueError, *errors.HfHubHTTPError.__bases__) as error:
+        if not offline and "proxy URL" in str(error):  # httpx: a scheme that it does not know
+            raise proxy_error("the hub", error) from error
         raise _hub_error(repository, offline, error) from error
 
 
@@ -193,7 +195,9 @@ def _hub_error(repository: str, offline: bool, error: Exception) -> ModelFileErr
             "Name a folder that can be written to in HF_HOME.",
         )
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+    named = ", ".join(proxies())
+    way = f" (asked through the proxy in {named})" if named else ""
     return ModelFileError(
-        f"{name} it could not be fetched from the hub: {reason}",
+        f"{name} it could not be fetched from the hub{way}: {reason}",
         f"Connect to the internet, or give a local path. {_NEED_MODEL}",
     )

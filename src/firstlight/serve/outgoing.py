@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from firstlight.base.loopback import is_here, reachable
-from firstlight.base.urls import proxy_error, server_address
+from firstlight.base.urls import proxy_error, proxy_of, server_address
 
 
 def open_client(url: str, **settings: Any) -> httpx.Client:
@@ -22,9 +22,11 @@ def open_client(url: str, **settings: Any) -> httpx.Client:
     parts = server_address(url)
     base = parts.geturl().rstrip("/").removesuffix("/v1")
     is_near = is_here(reachable(parts.hostname or ""))
-    if is_near and parts.scheme == "https":
+    if parts.scheme == "https":
         settings = {"verify": httpx.create_ssl_context(), **settings}  # SSL_CERT_FILE counts all the same
     try:
-        return httpx.Client(base_url=base, trust_env=not is_near, **settings)
+        # httpx would build every proxy of the environment, and fail for one that this address never uses.
+        proxy = None if is_near else proxy_of(parts)
+        return httpx.Client(base_url=base, proxy=proxy, trust_env=False, **settings)
     except (ImportError, ValueError, httpx.InvalidURL) as error:  # a SOCKS proxy without its library
         raise proxy_error(base, error) from error

@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors as hub_errors
 
-from firstlight.base.errors import FirstlightError, ModelFileError, ResourceError
+from firstlight.base.errors import FirstlightError, ModelFileError, ResourceError, UsageError
 from firstlight.facts import sources
 from firstlight.facts.sources import resolve_model
 
@@ -167,6 +167,7 @@ def hub_error(kind: type[Exception]) -> Exception:
         ),
         (OSError(28, "No space left on device"), ResourceError, "disk became full"),
         (ConnectionError("unreachable"), ModelFileError, "unreachable"),
+        (hub_errors.HfHubHTTPError.__bases__[0]("read timed out"), ModelFileError, "read timed out"),
     ],
 )
 def test_errors_of_the_hub(
@@ -176,6 +177,37 @@ def test_errors_of_the_hub(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse(error))
     with pytest.raises(kind, match=match):
         resolve_model("org/name")
+
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+@pytest.mark.parametrize("variable", ["https_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize("scheme", ["ftp", "socks5", "nonsense"])
+def test_a_proxy_that_the_hub_cannot_use_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, scheme: str
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv(variable, f"{scheme}://me:secret@127.0.0.1:9")
+    huggingface_hub.close_session()  # its client is made once, with the proxies of that time
+    with pytest.raises(UsageError, match=rf"{variable} \({scheme}\)") as caught:
+        resolve_model("org/name")
+    assert "secret" not in caught.value.explain()
+
+
+def test_a_proxy_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("https_proxy", "http://me:secret@127.0.0.1:9")
+    huggingface_hub.close_session()
+    with pytest.raises(ModelFileError, match="asked through the proxy in https_proxy") as caught:
+        resolve_model("org/name")
+    assert "secret" not in caught.value.explain()
 
 
 def test_what_is_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -73,3 +73,24 @@ def test_a_proxy_that_cannot_be_used_is_named_without_its_address(
     said = caught.value.explain()
     assert "NO_PROXY" in said
     assert "secret" not in said
+
+
+@pytest.mark.parametrize("others", ["socks5://far:1080", "nonsense://far"])
+def test_only_the_proxy_of_this_address_has_to_be_usable(
+    monkeypatch: pytest.MonkeyPatch, near: int, others: str
+) -> None:
+    """httpx alone builds every proxy of the environment, and fails for one that it would never use."""
+    monkeypatch.setenv("http_proxy", f"127.0.0.1:{near}")
+    monkeypatch.setenv("ALL_PROXY", others)
+    monkeypatch.setenv("https_proxy", others)
+    with open_client("http://far.example", timeout=10) as http:
+        assert http.get("/metrics").json() == {"path": "http://far.example/metrics"}
+
+
+def test_what_no_proxy_excepts_is_asked_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "nonsense://far")
+    monkeypatch.setenv("NO_PROXY", "example.com,far.example")
+    open_client("http://far.example").close()
+    open_client("https://api.example.com:8000").close()
+    with pytest.raises(UsageError, match="ALL_PROXY"):
+        open_client("http://other.example")
