@@ -8,7 +8,7 @@ Invariant: what comes back has a scheme that we speak and a host.
 from __future__ import annotations
 
 from urllib.parse import SplitResult, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies, proxy_bypass
 
 from firstlight.base.environment import proxies
 from firstlight.base.errors import ResourceError, UsageError
@@ -38,9 +38,9 @@ def server_address(url: str) -> SplitResult:
 def proxy_of(parts: SplitResult) -> str | None:
     """The proxy that the environment names for an address, as curl reads it: the scheme's own variable before
     ALL_PROXY, and none for what NO_PROXY excepts."""
-    if parts.hostname is None or proxy_bypass_environment(parts.netloc.rpartition("@")[2]):
+    if parts.hostname is None or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
-    named = getproxies_environment()
+    named = getproxies()
     proxy = named.get(parts.scheme) or named.get("all")
     return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
 

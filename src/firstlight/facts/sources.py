@@ -142,6 +142,9 @@ def _from_hub(repository: str, revision: str | None, file: str | None, say: Noti
     from huggingface_hub import errors, hf_hub_download, snapshot_download
 
     offline = hub_is_offline()
+    # The errors of the library that asks: requests, httpx or httpx2, by the version of huggingface_hub.
+    transport = tuple(base for base in errors.HfHubHTTPError.__bases__ if issubclass(base, Exception))
+    failures: tuple[type[Exception], ...] = (OSError, ValueError, *transport)
     if not offline:
         say(f"Looking up {repository} on the Hugging Face hub; what is missing in its cache is downloaded.")
     try:
@@ -158,8 +161,7 @@ def _from_hub(repository: str, revision: str | None, file: str | None, say: Noti
         )
     except ImportError as error:
         raise proxy_error("the hub", error) from error
-    # Its bases are the errors of the library that asks: requests, httpx or httpx2, by the hub's version.
-    except (OSError, ValueError, *errors.HfHubHTTPError.__bases__) as error:
+    except failures as error:
         if not offline and "proxy URL" in str(error):  # httpx: a scheme that it does not know
             raise proxy_error("the hub", error) from error
         raise _hub_error(repository, offline, error) from error
