@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 
 from firstlight.drafter import words
 
@@ -155,3 +157,46 @@ TEMPLATES: dict[str, Family] = {
     "chat": _chat,
 }
 HELD_OUT = ("advice", "chat")
+
+
+# Families of the package reasoning-gym (the extra `drafter`), where it is installed: tasks in plain words
+# with short questions. Without the package there are none, and the manifest of the prompts says so.
+GYM_TASKS = (
+    "basic_arithmetic",
+    "chain_sum",
+    "products",
+    "decimal_arithmetic",
+    "gcd",
+    "lcm",
+    "prime_factorization",
+    "fraction_simplification",
+    "simple_equations",
+    "number_sorting",
+    "word_sorting",
+    "letter_counting",
+    "spell_backward",
+    "leg_counting",
+    "count_primes",
+    "time_intervals",
+    "calendar_arithmetic",
+    "number_sequence",
+    "family_relationships",
+    "syllogism",
+    "gsm_symbolic",
+    "aiw",
+)
+GYM_HELD_OUT = ("gym-leg_counting", "gym-family_relationships")
+
+
+def gym_families() -> dict[str, Family]:
+    """A family for each task; none where the package is missing."""
+    if find_spec("reasoning_gym") is None:
+        return {}
+    return {f"gym-{task}": partial(_gym_question, task) for task in GYM_TASKS}
+
+
+def _gym_question(task: str, rng: random.Random) -> str:
+    import reasoning_gym
+
+    dataset = reasoning_gym.create_dataset(task, size=1, seed=rng.randrange(2**31))
+    return str(dataset[0]["question"])

@@ -17,7 +17,7 @@ import msgspec
 
 from firstlight.base.errors import FirstlightError, ModelFileError, UsageError
 from firstlight.base.files import replacing, sha256_of
-from firstlight.drafter import families, families_gym
+from firstlight.drafter import families
 from firstlight.drafter.progress import Meter
 from firstlight.drafter.prompt_files import Conversation, Messages, read_prompt_file
 from firstlight.drafter.stages import Stage, open_stage, read_manifest
@@ -65,7 +65,7 @@ def make_prompts(out: Path, target: Target, settings: PromptSettings, engine: di
         stage.finish()
         return stage
     rng = random.Random(settings.seed)
-    gym = families_gym.gym_families()
+    gym = families.gym_families()
     found: dict[str, Prompt] = {}
     _add(found, _templates(rng, settings.num_templates, families.TEMPLATES), settings)
     _add(found, _templates(rng, settings.num_gym if gym else 0, gym), settings)
@@ -170,7 +170,7 @@ def _require_shown(asked: Conversation, target: Target) -> None:
 
 
 def _split(family: str, name: str, share: float) -> str:
-    if family in (*families.HELD_OUT, *families_gym.HELD_OUT):
+    if family in (*families.HELD_OUT, *families.GYM_HELD_OUT):
         return HELD_OUT_FAMILY
     return HELD_OUT_PROMPT if int(name, 16) % 10_000 < share * 10_000 else TRAIN
 

@@ -26,7 +26,6 @@ from firstlight.drafter.objective import Outcome, Tally, Teacher, make_teacher, 
 from firstlight.drafter.packing import Row, join, plan_rows, rows_of
 from firstlight.drafter.prompts import TRAIN
 from firstlight.drafter.ranks import Ranks, together
-from firstlight.drafter.schedule import describe, epochs_done, learning_rate, share_done
 from firstlight.drafter.shards import Document, Shard, read_shard
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
 from firstlight.drafter.target import Target, open_target, read_ends
@@ -34,8 +33,12 @@ from firstlight.drafter.train_settings import (
     BFLOAT16,
     Limits,
     TrainSettings,
+    describe,
+    epochs_done,
+    learning_rate,
     require_device,
     require_known,
+    share_done,
     silent,
 )
 

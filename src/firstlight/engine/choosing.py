@@ -10,15 +10,16 @@ Shapes: L rows of logits, V vocabulary.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 import torch
 
 from firstlight.engine.messages import TokenLogprobs
+from firstlight.engine.params import SamplingParams
 from firstlight.engine.request import Sequence
 from firstlight.engine.sampler import Sampler, token_logprobs
-from firstlight.engine.speculation.ahead import Ahead
 from firstlight.engine.speculation.rule import Rule
 from firstlight.engine.tree import ROOT, behind, find
 
@@ -114,3 +115,42 @@ def _in_order(
 def _of_token(token: int, sampled: TokenLogprobs, logits_V: torch.Tensor) -> TokenLogprobs:  # noqa: N803
     """The log-probabilities of the token that a rule put in the place of the sampled one."""
     return sampled if sampled.token_id == token else token_logprobs(logits_V, token, len(sampled.top))
+
+
+class Ahead:
+    """See `sampler.History`. `drafts` that were accepted count as output of `sequence`."""
+
+    __slots__ = ("_drafts", "_sequence")
+
+    def __init__(self, sequence: Sequence, drafts: list[int]) -> None:
+        self._sequence, self._drafts = sequence, drafts
+
+    @staticmethod
+    def of(sequence: Sequence, drafts: list[int]) -> Sequence | Ahead:
+        """The sequence itself where no draft counts."""
+        return Ahead(sequence, drafts) if drafts else sequence
+
+    @property
+    def params(self) -> SamplingParams:
+        return self._sequence.params
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        return self._sequence.end_ids
+
+    @property
+    def num_tokens(self) -> int:
+        return self._sequence.num_tokens + len(self._drafts)
+
+    @property
+    def num_output(self) -> int:
+        return self._sequence.num_output + len(self._drafts)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._sequence.tokens + self._drafts
+
+    @property
+    def output_counts(self) -> Counter[int] | None:
+        counts = self._sequence.output_counts
+        return None if counts is None else counts + Counter(self._drafts)

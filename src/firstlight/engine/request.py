@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from firstlight.engine.messages import Submit
+from firstlight.engine.messages import (
+    FINISH_ERROR,
+    FINISH_LENGTH,
+    FINISH_STOP,
+    NOT_NUMBERS,
+    SequenceOutput,
+    Submit,
+)
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.prefix import Node
 
@@ -84,3 +91,29 @@ class Sequence:
     def order(self) -> tuple[int, int]:
         """Who goes first: lower priority value, then earlier arrival."""
         return (self.priority, self.arrival)
+
+
+def extend(sequence: Sequence, run: list[int]) -> SequenceOutput:
+    """Appends a run up to the sequence's end: an end token, its length, or `NO_TOKEN`.
+
+    All but the last token of `run` were drafts.
+    """
+    tokens = sequence.tokens
+    output = SequenceOutput(sequence.request_id, run, num_cached_tokens=sequence.num_cached)
+    for place, token in enumerate(run):
+        if token == NO_TOKEN:
+            output.token_ids = run[:place]
+            output.finish_reason, output.error = FINISH_ERROR, NOT_NUMBERS
+            break
+        tokens.append(token)
+        if sequence.output_counts is not None:
+            sequence.output_counts[token] += 1
+        if token in sequence.end_ids:
+            output.finish_reason, output.stop_token_id = FINISH_STOP, token
+        elif len(tokens) >= sequence.max_len:
+            output.finish_reason = FINISH_LENGTH
+        if output.finish_reason is not None:
+            output.token_ids = run[: place + 1]
+            break
+    output.num_accepted = min(len(output.token_ids), len(run) - 1)
+    return output

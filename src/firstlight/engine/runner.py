@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from firstlight.engine.kv import KVPool
-from firstlight.engine.own_rows import own_rows
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.replay import RecordedReplay, Replay, full_plan
 from firstlight.engine.tree import lay_out
-from firstlight.models.batch import ForwardBatch
+from firstlight.models.batch import ForwardBatch, OwnRows
 from firstlight.models.decoder import Decoder
 from firstlight.ops.contract import AttentionShape, Backend, StepRows
+
+MIN_ROWS = 32  # of the longest prompt: with fewer there is nothing to gain
 
 
 class ModelRunner:
@@ -103,7 +104,7 @@ class ModelRunner:
             keys=self._pool.keys,
             values=self._pool.values,
             states_TCH=self._room(len(plan.tokens)),
-            own=own_rows(rows, self._shape, self._ops),
+            own=_prompt_only_attention(rows, self._shape, self._ops),
         )
 
     def _room(self, num_rows: int) -> torch.Tensor | None:
@@ -149,3 +150,26 @@ class PageTables:
             page_size=self.page_size,
             branches_TW=branches_TW,
         )
+
+
+def _prompt_only_attention(rows: StepRows, shape: AttentionShape, ops: Backend) -> OwnRows | None:
+    """Attention within the step alone, for whole prompts of a model with latent attention; None for others.
+
+    Such a step may make keys and values of its own latents, which is less work than to look at latents with
+    every head. Not where a sequence has a history, nor where the operators promise bits.
+    """
+    if shape.expanded is None or ops.row_invariant or any(rows.starts) or max(rows.counts) < MIN_ROWS:
+        return None
+    table_SP = np.zeros((len(rows.counts), max(rows.counts)), dtype=np.int64)  # noqa: N806 - shape suffix
+    slots_T = np.arange(1, len(rows.positions_T) + 1)  # noqa: N806
+    table_SP[rows.sequence_T, rows.positions_T] = slots_T
+    mine = StepRows(
+        positions_T=rows.positions_T,
+        sequence_T=rows.sequence_T,
+        write_slots_T=slots_T,
+        page_table_SP=table_SP,
+        starts=rows.starts,
+        counts=rows.counts,
+        page_size=1,
+    )
+    return OwnRows(ops.plan_attention(mine, shape.expanded))

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from itertools import count
 
 from firstlight.base.config import EngineSection
-from firstlight.engine.chunks import chunk_of
-from firstlight.engine.drafted import cut_drafts, settle_drafts
 from firstlight.engine.memory import SequenceMemory
 from firstlight.engine.messages import (
     FINISH_ABORT,
@@ -23,18 +21,18 @@ from firstlight.engine.messages import (
     Submit,
     TokenLogprobs,
 )
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.planned import Entries, build_plan
+from firstlight.engine.plan import Entries, StepPlan, build_plan
 from firstlight.engine.prefix import PrefixCache
-from firstlight.engine.rejection import rejection
-from firstlight.engine.request import NO_SLOT, Sequence
-from firstlight.engine.run import extend
+from firstlight.engine.request import NO_SLOT, Sequence, extend
+from firstlight.engine.tree import num_within, path_of
 from firstlight.engine.waiting import WaitingQueue
 
 # How many waiting sequences one step may pass over because another is just computing their prefix.
 MAX_HELD = 32
 # Rows of logits that drafts may bring a step to, however few sequences may run at once.
 MAX_DRAFT_ROWS = 64
+# A prompt chunk smaller than this is not worth its step, unless it ends the prompt.
+MIN_CHUNK_TOKENS = 32
 
 
 class Scheduler:
@@ -67,7 +65,7 @@ class Scheduler:
         if submit.request_id in self._by_id:
             reason: str | None = f"request id {submit.request_id!r} is already in use"
         else:
-            reason = rejection(submit, self._section, len(self._waiting))
+            reason = _rejection(submit, self._section, len(self._waiting))
         if reason is not None:
             self.finish_unrun(submit.request_id, FINISH_REJECTED, reason)
             return
@@ -138,7 +136,7 @@ class Scheduler:
             output = extend(sequence, run)
             outputs.append(output)
             if sequence.drafts:
-                settle_drafts(sequence, output, self._memory)
+                _settle_drafts(sequence, output, self._memory)
             if logprobs is not None and index in logprobs:
                 output.logprobs = logprobs[index][: len(output.token_ids)] or None
             ended = ended or output.finish_reason is not None
@@ -200,7 +198,7 @@ class Scheduler:
                 continue
             num = 1
             if sequence.drafts:
-                cut_drafts(sequence, spare, self._memory, len(self._running))
+                _cut_drafts(sequence, spare, self._memory, len(self._running))
                 num += len(sequence.drafts)
                 spare -= len(sequence.drafts)
             if computed + num > len(sequence.pages) * page_size and not self._grow(sequence, num):
@@ -217,7 +215,7 @@ class Scheduler:
             if sequence.slot == NO_SLOT:
                 continue
             others_wait = position + 1 < len(prefilling) or len(self._waiting) > 0
-            num = chunk_of(sequence, budget, others_wait=others_wait)
+            num = _chunk_of(sequence, budget, others_wait=others_wait)
             if self._grow(sequence, num):
                 entries.append((sequence, num))
                 budget -= num
@@ -245,7 +243,7 @@ class Scheduler:
             self._count_cache_hit(sequence)
             self._running.append(sequence)
             prefilling.append(sequence)
-            num = chunk_of(sequence, budget, others_wait=len(self._waiting) > 0)
+            num = _chunk_of(sequence, budget, others_wait=len(self._waiting) > 0)
             grown = self._memory.grow(sequence, num)
             assert grown, "an admitted sequence has its pages"
             entries.append((sequence, num))
@@ -295,3 +293,52 @@ class Scheduler:
 
     def finish_unrun(self, request_id: str, reason: str, error: str | None) -> None:
         self._finished.append(SequenceOutput(request_id, [], finish_reason=reason, error=error))
+
+
+def _rejection(submit: Submit, section: EngineSection, num_waiting: int) -> str | None:
+    """Why a request cannot run here, ever or for the moment, with both numbers; None if it may queue.
+
+    What passes can be scheduled with the whole pool to itself, so it will end.
+    """
+    if not submit.prompt_token_ids:
+        return "the prompt is empty"
+    limit = section.max_model_len
+    if len(submit.prompt_token_ids) >= limit:
+        return (
+            f"the prompt has {len(submit.prompt_token_ids)} tokens, but this server takes at most "
+            f"{limit - 1} (max_model_len {limit}, one of them for the answer)"
+        )
+    if num_waiting >= section.max_queue:
+        return f"queue full: {num_waiting} requests wait, the limit is {section.max_queue}"
+    return None
+
+
+def _chunk_of(sequence: Sequence, budget: int, *, others_wait: bool) -> int:
+    """Tokens of a prompt for this step: all that fits, or half the budget when others wait for theirs; so
+    every prompt advances."""
+    left = len(sequence.tokens) - sequence.num_computed
+    if others_wait and left > budget:
+        budget = max(min(budget, MIN_CHUNK_TOKENS), budget // 2)
+    return min(left, budget)
+
+
+def _cut_drafts(sequence: Sequence, spare: int, memory: SequenceMemory, num_running: int) -> None:
+    """Keeps as many drafts as fit into `spare` rows, the sequence's length, and pages nobody will miss."""
+    in_a_row = sequence.max_len - len(sequence.tokens) - 1
+    if sequence.parents:
+        num = num_within(sequence.parents, max(0, spare), in_a_row)
+    else:
+        num = max(0, min(len(sequence.drafts), spare, in_a_row))
+    if not memory.has_spare_pages(sequence, num, reserved=num_running):
+        num = 0
+    del sequence.drafts[num:], sequence.parents[num:]
+
+
+def _settle_drafts(sequence: Sequence, output: SequenceOutput, memory: SequenceMemory) -> None:
+    """Drafts after their step: `output` counts them, and what was not accepted leaves no page."""
+    output.num_drafted = len(sequence.drafts)
+    if sequence.parents:
+        accepted = output.token_ids[: output.num_accepted]
+        memory.gather(sequence, path_of(sequence.drafts, sequence.parents, accepted))
+    sequence.forget_drafts()
+    memory.settle(sequence, output.num_accepted)

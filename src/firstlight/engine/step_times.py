@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence as Rows
+from math import inf
 
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Abort, Submit
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.speculation.draft_times import NUM_SEQUENCES, time_drafts
+from firstlight.engine.request import Sequence
+from firstlight.engine.speculation.drafter import Drafter, TreeDrafter
+from firstlight.engine.speculation.shape import Shape, chain
+from firstlight.engine.speculation.speculation import Speculation
 
 ROWS = (1, 2, 4, 8, 16)
 MORE_ROWS = (32, 64)  # of engines that draft: a few drafts each for several sequences
@@ -24,6 +29,8 @@ _STEPS, _MOST_STEPS = 2, 4  # of each size; the quickest one counts
 # while they take less together: of quick steps two are easily both disturbed.
 _LONG_S = 0.02
 _STRIDE = 7919
+NUM_SEQUENCES = (1, 4)  # that drafts are timed for: a line through both tells of more
+_DRAFT_RUNS = 2  # of each number of drafts; the quicker one counts
 
 
 def measure_step_times(core: EngineCore, vocab_size: int) -> dict[int, float]:
@@ -85,3 +92,33 @@ def _never_falling(measured: dict[int, float]) -> dict[int, float]:
     sizes = list(measured)
     shortest_s = itertools.accumulate((measured[size] for size in reversed(sizes)), min)
     return dict(zip(sizes, reversed(list(shortest_s)), strict=True))
+
+
+def time_drafts(speculation: Speculation, sequences: Rows[Sequence], until_s: float) -> None:
+    """Drafts for all of `sequences`, from one each to as many as a step may carry.
+
+    Of a drafter with weights alone, and until the time is up: a number that was not timed is thought to take
+    as long as the longest that was. However busy the machine is: drafts for several sequences, or several of
+    one, count as no more than as many of one.
+    """
+    drafter, policy = speculation.drafter, speculation.policy
+    if not drafter.is_model or not sequences:
+        return
+    one_s = len(sequences) * policy.draft_time(chain(1), 1) if policy.timed_drafts else inf
+    for shape in policy.to_be_timed:
+        times_s = [_time_of(drafter, sequences, shape) for _ in range(_DRAFT_RUNS)]
+        seconds = min(*times_s, shape.num_expanded * one_s)
+        one_s = min(one_s, seconds / shape.num_expanded)
+        policy.record_draft_time(shape, len(sequences), seconds)
+        if time.monotonic() + _DRAFT_RUNS * 2 * min(times_s) > until_s:
+            return
+
+
+def _time_of(drafter: Drafter, sequences: Rows[Sequence], shape: Shape) -> float:
+    started_s = time.perf_counter()
+    if shape.is_tree:
+        assert isinstance(drafter, TreeDrafter), "trees of a drafter that makes none"
+        drafter.propose_trees(sequences, shape)
+    else:
+        drafter.propose(sequences, shape.depth)
+    return time.perf_counter() - started_s

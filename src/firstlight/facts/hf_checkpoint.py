@@ -6,6 +6,7 @@ found in its shard, with a supported type.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ from firstlight.facts.fields import read_json_object
 from firstlight.facts.formats import SUPPORTED
 from firstlight.facts.hf_config import WRAPPERS, describe_hf
 from firstlight.facts.hf_ends import with_tokenizers_ends
-from firstlight.facts.joining import join_parts
 from firstlight.facts.memory import format_bytes
 from firstlight.facts.names import is_behind_last_layer, is_ignorable, text_name
-from firstlight.facts.packings import StoredTensor
+from firstlight.facts.packings import PACKINGS, Module, StoredTensor
 from firstlight.facts.quantization import Quantization, read_quantization
 from firstlight.facts.remedies import DOWNLOAD_AGAIN, GIVE_MODEL
 from firstlight.facts.safetensors_header import SafetensorsEntry, read_safetensors_header
@@ -30,6 +30,17 @@ _NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.p
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MODELOPT_FILE = "hf_quant_config.json"
+# A module with one of these, or with a `weight` of one of these types, is quantised.
+_CODES = ("weight_packed", "qweight")
+_CODE_TYPES = ("F8_E4M3", "I8", "U8")
+# What such a module may have beside its codes.
+_COMPANIONS = (
+    *("weight", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale"),
+    *("weight_zero_point", "weight_shape", "weight_g_idx", "scales", "qzeros", "g_idx"),
+    *("input_scale", "input_global_scale", "input_zero_point"),
+)
+# Scales of a quantised KV cache: keys and values are held as `--kv-dtype` says.
+_OF_KV = ("k_scale", "v_scale", "q_scale")
 
 
 def pickle_refused(path: Path) -> ModelFileError:
@@ -217,4 +228,52 @@ def _not_a_model(folder: Path) -> ModelFileError:
     return ModelFileError(
         f"{folder} is not a model: it has no config.json.",
         GIVE_MODEL,
+    )
+
+
+# Finds the quantised modules of a checkpoint among its stored tensors, and joins each to one matrix. A
+# tensor belongs to a joined matrix, or stays what it is; none is lost without a word.
+
+
+def join_parts(
+    stored: Mapping[str, StoredTensor], quantization: Quantization | None
+) -> tuple[list[TensorFacts], set[str]]:
+    """The matrices that are stored in several tensors, and the names of the tensors that are used up so.
+
+    Raises `UnsupportedError` with module and scheme for one that cannot be read.
+    """
+    modules: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in stored.items():
+        module, _, word = name.rpartition(".")
+        if word in _CODES or (word == "weight" and tensor.entry.dtype in _CODE_TYPES):
+            modules[module] = {}
+    used = {name for name in stored if name.rpartition(".")[2] in _OF_KV}
+    for name, tensor in stored.items():
+        module, _, word = name.rpartition(".")
+        if module in modules and word in (*_CODES, *_COMPANIONS):
+            modules[module][word] = tensor
+            used.add(name)
+    return [_joined(name, tensors, quantization) for name, tensors in modules.items()], used
+
+
+def _joined(name: str, tensors: Mapping[str, StoredTensor], quantization: Quantization | None) -> TensorFacts:
+    first = next(tensors[word] for word in (*_CODES, "weight") if word in tensors)
+    if quantization is None:
+        raise UnsupportedError(
+            f"{first.path}: the tensor {first.entry.name} has the type {first.entry.dtype}, and config.json "
+            "has no quantization_config that says what it means.",
+            "Download config.json again, or use safetensors in bf16, fp16 or fp32, or a GGUF file.",
+        )
+    stored_name = first.entry.name.rpartition(".")[0]
+    module = Module(name, stored_name, quantization.scheme_of(name, stored_name), tensors)
+    shape, parts = PACKINGS[module.scheme.packing](module)
+    return TensorFacts(
+        f"{name}.weight",
+        module.scheme.format,
+        shape,
+        parts[0].path,
+        parts[0].offset,
+        sum(part.nbytes for part in parts),
+        parts=parts,
+        scheme=module.scheme,
     )

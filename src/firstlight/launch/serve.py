@@ -6,7 +6,7 @@ happens a Unix socket is removed, and the run directory too, unless it holds the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -21,7 +21,7 @@ from firstlight.base.config import ModelSection, RunConfig, ServerSection, write
 from firstlight.base.errors import EngineError
 from firstlight.base.phases import SPAWN
 from firstlight.base.resolve import Resolved
-from firstlight.launch.backends.pick import pick_backend
+from firstlight.launch.backends.native import NativeBackend
 from firstlight.launch.backends.protocol import Backend, BoxSpec
 from firstlight.launch.children import Children
 from firstlight.launch.commands import run_id, title
@@ -36,9 +36,8 @@ from firstlight.launch.listen import bound_port
 from firstlight.launch.logs import keep_verdict, log_path, write_ends
 from firstlight.launch.picture import verdict_values
 from firstlight.launch.public_side import PublicSide
-from firstlight.launch.restart import RestartLimit
 from firstlight.launch.run_directory import make_run_directory, remove_ended_runs, write_api_keys
-from firstlight.launch.supervisor import supervise
+from firstlight.launch.supervisor import RestartLimit, supervise
 from firstlight.launch.systemd import Notifier
 from firstlight.launch.verdict import Verdict, verdict
 
@@ -267,3 +266,17 @@ def _say_end(end: Verdict, run_dir: Path, console: Console) -> None:
     console.failed(EngineError(end.failure.message, end.failure.hint).explain())
     if end.death is not None and log_path(run_dir, end.death.name).exists():
         console.say(f"  the log of {title(end.death.name)} is {log_path(run_dir, end.death.name)}")
+
+
+# The backend that was asked for.
+
+
+def pick_backend(resolved: Resolved, cores: Sequence[int]) -> Backend:
+    """By the setting `backend`; `cores`: those we may use."""
+    name = resolved.launch.backend
+    if name == "native":
+        return NativeBackend(resolved, cores)
+    from firstlight.launch.backends.foreign import ForeignBackend  # brings an HTTP client and YAML
+    from firstlight.launch.backends.kinds import KINDS
+
+    return ForeignBackend(KINDS[name], resolved)

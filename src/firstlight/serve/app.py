@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 import firstlight
 from firstlight.base.errors import RequestError
 from firstlight.engine.messages import Profile
-from firstlight.serve import docs_page, errors, handlers_info, handlers_profile, handlers_tokens, replies
+from firstlight.serve import errors, handlers_info, handlers_profile, handlers_tokens, openapi, replies
 from firstlight.serve.body import read_json
 from firstlight.serve.exchange import Exchange
 from firstlight.serve.gate import live_response
@@ -165,7 +165,7 @@ def _add_information(app: FastAPI, server: Server) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         """A page that shows /openapi.json; it needs nothing from other hosts."""
-        return Response(docs_page.PAGE, media_type="text/html")
+        return Response(openapi.PAGE, media_type="text/html")
 
     @app.get("/version", tags=["information"], responses=gives(replies.Version))
     async def version() -> Response:

@@ -41,6 +41,83 @@ _REPLIES = (
     Profile,
     ErrorBody,
 )
+PAGE = r"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>firstlight API</title>
+<style>
+  :root { color-scheme: light dark; --line: #8884; --soft: #888; }
+  body { font: 15px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; }
+  code, pre { font-family: ui-monospace, monospace; font-size: .9em; }
+  pre { padding: .8rem; border: 1px solid var(--line); border-radius: 6px; overflow-x: auto; }
+  details { border: 1px solid var(--line); border-radius: 6px; margin: .5rem 0; padding: .4rem .8rem; }
+  summary { cursor: pointer; }
+  summary b { display: inline-block; min-width: 4.5rem; }
+  table { border-collapse: collapse; width: 100%; margin: .5rem 0; }
+  td { border-top: 1px solid var(--line); padding: .25rem .6rem .25rem 0; vertical-align: top; }
+  td:nth-child(2), small { color: var(--soft); }
+</style>
+<h1>firstlight <small id="version"></small></h1>
+<p>An OpenAI-compatible API. Point any OpenAI client at <code id="base"></code>.
+The machine-readable description is <a href="openapi.json">openapi.json</a>.</p>
+<pre id="example"></pre>
+<div id="routes">Reading openapi.json …</div>
+<script>
+const make = (tag, text, parent) => {
+  const node = document.createElement(tag);
+  if (text !== undefined) node.textContent = text;
+  if (parent) parent.append(node);
+  return node;
+};
+const resolve = (api, schema) =>
+  schema && schema.$ref ? api.components.schemas[schema.$ref.split("/").pop()] : schema;
+const typeName = schema => {
+  if (!schema) return "";
+  if (schema.$ref) return schema.$ref.split("/").pop();
+  if (schema.anyOf) return schema.anyOf.map(typeName).filter(name => name !== "null").join(" or ");
+  if (schema.type === "array") return "list of " + (typeName(schema.items) || "anything");
+  return schema.type || "";
+};
+const fields = (api, schema, parent) => {
+  const body = resolve(api, schema);
+  if (!body || !body.properties) return;
+  const table = make("table", undefined, parent);
+  for (const [name, field] of Object.entries(body.properties)) {
+    const row = make("tr", undefined, table);
+    make("code", name, make("td", undefined, row));
+    const needed = (body.required || []).includes(name) ? ", required" : "";
+    make("td", typeName(field) + needed, row);
+    make("td", field.description || "", row);
+  }
+};
+const route = (api, path, method, info, parent) => {
+  const box = make("details", undefined, parent);
+  const head = make("summary", undefined, box);
+  make("b", method.toUpperCase(), head);
+  make("code", path, head);
+  make("span", " – " + (info.description || info.summary || ""), head);
+  const content = schema => schema && schema.content && schema.content["application/json"];
+  const taken = content(info.requestBody);
+  if (taken) { make("h4", "Request", box); fields(api, taken.schema, box); }
+  const given = content((info.responses || {})["200"]);
+  if (given) { make("h4", "Answer", box); fields(api, given.schema, box); }
+};
+const base = location.origin + location.pathname.replace(/\/docs\/?$/, "");
+document.getElementById("base").textContent = base + "/v1";
+document.getElementById("example").textContent =
+  `curl ${base}/v1/chat/completions \\\n  -H 'Content-Type: application/json' \\\n` +
+  `  -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "stream": true}'`;
+fetch("openapi.json").then(answer => answer.json()).then(api => {
+  document.getElementById("version").textContent = api.info.version;
+  const parent = document.getElementById("routes");
+  parent.textContent = "";
+  for (const [path, methods] of Object.entries(api.paths))
+    for (const [method, info] of Object.entries(methods)) route(api, path, method, info, parent);
+}).catch(error => { document.getElementById("routes").textContent = String(error); });
+</script>
+</html>
+"""
 
 
 def takes(kind: type[BaseModel]) -> dict[str, Any]:
@@ -86,3 +163,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 def _json(kind: type) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": _REFERENCE.format(kind.__name__)}}}
+
+
+# The page at /docs: one file that shows /openapi.json and needs nothing from other hosts. It asks only the
+# server it came from, by relative addresses.

@@ -1,6 +1,6 @@
 """Ids of requests: ours, which are unique, and a client's x-request-id, which is for tracing and need not be.
 
-Used by `serve.app`, `serve.client` and `serve.access`. Invariant: what a client sends as its id is kept short
+Used by `serve.app`, `serve.client` and `serve.layers`. Invariant: what a client sends as its id is kept short
 and printable before it goes into a header, a log or an id of ours.
 """
 

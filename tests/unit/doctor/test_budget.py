@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from firstlight.base.blackbox.reader import Box, EventRecord, Odometer, PhaseRecord
-from firstlight.doctor.budget import expected_piece_s
-from firstlight.doctor.motion import State, Thresholds, judge_motion
+from firstlight.doctor.motion import State, Thresholds, expected_piece_s, judge_motion
 from firstlight.doctor.values_process import BlackBoxSeen
 from support.case_rows import boxed, busy, one_rank
 from support.doctor_scenes import box

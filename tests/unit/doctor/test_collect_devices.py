@@ -12,13 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from firstlight.doctor.collect.environment import LIBRARIES
+from firstlight.doctor.collect.environment import LIBRARIES, build_id
 from firstlight.doctor.collect.kernel_log import KERNEL_LOG
 from firstlight.doctor.collect.nics import NICS
 from firstlight.doctor.collect.pci import PCI, acs_control
 from firstlight.doctor.collect.run import examine
 from firstlight.doctor.collect.scene import Scene
-from firstlight.doctor.elf_notes import build_id
 from firstlight.doctor.procfs import ProcFs
 from firstlight.doctor.target import HOST
 from firstlight.doctor.values_device import KernelLog, NicCounters, PciPaths

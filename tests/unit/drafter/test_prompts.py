@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from firstlight.base.errors import ModelFileError, UsageError
-from firstlight.drafter import families, families_gym
+from firstlight.drafter import families
 from firstlight.drafter.capture import CaptureSettings
 from firstlight.drafter.generate import GenerateSettings, generate
 from firstlight.drafter.loops import loop_start
@@ -170,12 +170,12 @@ class Gym(ModuleType):
 
 
 def test_reasoning_gym_s_tasks_are_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families_gym, "find_spec", lambda name: None)
-    assert families_gym.gym_families() == {}
-    monkeypatch.setattr(families_gym, "find_spec", lambda name: object())
+    monkeypatch.setattr(families, "find_spec", lambda name: None)
+    assert families.gym_families() == {}
+    monkeypatch.setattr(families, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "reasoning_gym", Gym("reasoning_gym"))
-    made = families_gym.gym_families()
-    assert set(families_gym.HELD_OUT) < set(made) == {f"gym-{task}" for task in families_gym.TASKS}
+    made = families.gym_families()
+    assert set(families.GYM_HELD_OUT) < set(made) == {f"gym-{task}" for task in families.GYM_TASKS}
     for name, make in made.items():
         assert make(random.Random(1)) == make(random.Random(1)) != make(random.Random(2))
         assert make(random.Random(1)).startswith(name.removeprefix("gym-"))

@@ -17,7 +17,13 @@ from firstlight.drafter.chain import Rounds, ngram_proposer, run_chain
 from firstlight.drafter.checkpoints import load_drafter
 from firstlight.drafter.evaluate import EvaluateSettings, bootstrap, evaluate, read_report
 from firstlight.drafter.gates import overfit_gate, unroll_gate
-from firstlight.drafter.make_drafter import initialise, new_drafter, renew_vocabulary
+from firstlight.drafter.make_drafter import (
+    build_vocabulary,
+    coverage,
+    initialise,
+    new_drafter,
+    renew_vocabulary,
+)
 from firstlight.drafter.objective import make_teacher, unrolled
 from firstlight.drafter.packing import rows_of
 from firstlight.drafter.prompts import TRAIN
@@ -26,7 +32,6 @@ from firstlight.drafter.stages import MANIFEST, read_manifest
 from firstlight.drafter.target import Ends, Target, read_ends
 from firstlight.drafter.train import CHECKPOINT, Trainer, train
 from firstlight.drafter.train_settings import Limits, TrainSettings, require_device
-from firstlight.drafter.vocabulary import build_vocabulary, coverage
 from firstlight.models.eagle3 import Eagle3Drafter
 from firstlight.models.eagle3_file import save_eagle3
 from support.drafters import STATES, captured_run, random_drafter

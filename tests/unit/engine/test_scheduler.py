@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from firstlight.base.config import EngineSection
-from firstlight.engine.chunks import MIN_CHUNK_TOKENS
-from firstlight.engine.scheduler import Scheduler
+from firstlight.engine.scheduler import MIN_CHUNK_TOKENS, Scheduler
 from support.schedules import PAGE, PLAIN, Driver, request
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from firstlight.facts import machine
-from firstlight.facts.gpus import find_gpus
-from firstlight.facts.machine import inspect_machine
+from firstlight.facts.machine import find_gpus, inspect_machine
 
 CPUINFO = """processor\t: 0
 model name\t: Example CPU 9000

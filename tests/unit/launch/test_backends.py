@@ -21,7 +21,7 @@ from firstlight.base.resolve import Given, Resolved, resolve
 from firstlight.launch.backends.foreign import ForeignBackend
 from firstlight.launch.backends.installed import find_installed
 from firstlight.launch.backends.kinds import KINDS, arguments, require_known
-from firstlight.launch.backends.leftovers import end_leftovers
+from firstlight.launch.backends.log_follower import end_leftovers
 from firstlight.launch.commands import run_token
 from firstlight.launch.output import OutputLine
 from firstlight.serve.upstream import Place, read_place

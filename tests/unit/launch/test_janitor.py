@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from firstlight.launch import janitor
-from firstlight.launch.own_group import _own_group
+from firstlight.launch.janitor_process import _own_group
 
 SOURCES = Path(__file__).parents[3] / "src"
 # A supervisor that starts a janitor and three processes, says their pids, and waits to be killed.

@@ -10,8 +10,7 @@ import pytest
 from firstlight.base.exit_notes import read_exit_notes
 from firstlight.base.process import ExitCause
 from firstlight.doctor.collect.kernel_log import killed_for_memory
-from firstlight.launch.obituaries import Obituaries
-from firstlight.launch.oom import OomCounters, OomWatch, judge, read_counters
+from firstlight.launch.obituaries import Obituaries, OomCounters, OomWatch, judge, read_counters
 
 KILLED = ExitCause(None, signal.SIGKILL)
 V2, V1 = "/cg/memory.events", "/cg/memory.oom_control"

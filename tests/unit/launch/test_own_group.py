@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from firstlight.launch.own_group import join_group, make_group, remove_group
+from firstlight.launch.janitor_process import join_group, make_group, remove_group
 
 MOUNT = "30 20 0:27 / {root} rw - cgroup2 cgroup2 rw\n"
 # In a mount namespace of its own: a group, a process that hides behind a fork and a session, and its end.
 REAL = """
 import os, subprocess, sys, time
 from pathlib import Path
-from firstlight.launch.own_group import join_group, make_group, remove_group
+from firstlight.launch.janitor_process import join_group, make_group, remove_group
 from firstlight.launch.janitor import end_all
 group = make_group("test-%d" % os.getpid())
 if group is None:

@@ -11,8 +11,8 @@ import pytest
 from firstlight.base.environment import ServiceManager
 from firstlight.base.failure import Failure
 from firstlight.launch.front import Picture
-from firstlight.launch.restart import RestartLimit
 from firstlight.launch.serve import restarting
+from firstlight.launch.supervisor import RestartLimit
 from firstlight.launch.systemd import Notifier
 from firstlight.launch.verdict import Verdict
 

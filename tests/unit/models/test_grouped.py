@@ -16,8 +16,8 @@ from firstlight.facts.checkpoint import open_checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.loading.reader import read_tensors
 from firstlight.models.declare import Declaration
-from firstlight.models.layers.expanding import Expanding
 from firstlight.models.layers.grouped import GroupedLinear
+from firstlight.models.layers.latent import Expanding
 from firstlight.models.registry import find
 from firstlight.ops.collectives import Group
 from firstlight.ops.contract import Backend

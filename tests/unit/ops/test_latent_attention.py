@@ -13,9 +13,9 @@ from firstlight.ops.contract import AttentionShape, Backend
 from firstlight.ops.cpu.backend import CpuBackend
 from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.cuda.backend import CudaBackend
+from firstlight.ops.expert_layer import choose_experts
 from firstlight.ops.kv_rows import pack
 from firstlight.ops.reference import ReferenceBackend
-from firstlight.ops.routing import choose_experts
 from support.native_sets import EMULATED, instruction_sets, pool_of
 from support.operators import Paged, matrix, random_values
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from firstlight.engine.speculation.counts import DraftCounts
-from firstlight.serve.draft_log import LEAST_S, DraftLog
+from firstlight.serve.client import LEAST_S, DraftLog
 
 
 def test_a_choice_is_logged_when_it_changed_and_seldom(caplog: pytest.LogCaptureFixture) -> None:

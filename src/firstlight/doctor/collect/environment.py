@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+import struct
+from pathlib import Path
 
 from firstlight.doctor.collect.scene import Collector, each_process
-from firstlight.doctor.elf_notes import build_id
 from firstlight.doctor.procfs import ProcFs
 from firstlight.doctor.redact import hide_in_text, is_secret_name
 from firstlight.doctor.target import TargetProcess
@@ -43,6 +44,10 @@ _LIBRARY = re.compile(
 )
 _BUILD_MATTERS = re.compile(r"lib(?:nccl|rccl|torch|torch_cuda|torch_cpu|nvshmem\w*|cuda)\.so")
 MAX_LIBRARIES = 200
+_MAGIC, _64_BIT, _LITTLE = b"\x7fELF", 2, 1
+_NOTE, _BUILD_ID = 4, 3
+_ENTRY = struct.Struct("<IIQQQQQQ")  # type, flags, offset, address, physical, size, size in memory, alignment
+_MAX_NOTES_BYTES = 64 * 1024
 
 
 def _environment(procfs: ProcFs, process: TargetProcess) -> tuple[str, Value]:
@@ -90,3 +95,43 @@ ENVIRONMENT = Collector(
 LIBRARIES = Collector(
     "libraries", lambda scene: each_process(scene, "libraries", _libraries), deadline_s=4.0, is_dynamic=False
 )
+
+
+# The build id of an ELF file: which build of a library is loaded, when two bear the same version. A file
+# that is no ELF, or has no build id, gives an empty text and no error.
+
+
+def build_id(path: Path) -> str:
+    """As hexadecimal digits. Raises `OSError` when the file cannot be read."""
+    with path.open("rb") as file:
+        head = file.read(64)
+        if len(head) < 64 or head[:4] != _MAGIC or head[4] != _64_BIT or head[5] != _LITTLE:
+            return ""
+        (table,) = struct.unpack_from("<Q", head, 32)
+        size, count = struct.unpack_from("<HH", head, 54)
+        if size < _ENTRY.size:
+            return ""
+        file.seek(table)
+        entries = file.read(size * count)
+        for index in range(len(entries) // size):
+            kind, _, offset, _, _, length, _, _ = _ENTRY.unpack_from(entries, index * size)
+            if kind == _NOTE:
+                file.seek(offset)
+                if found := _in_notes(file.read(min(length, _MAX_NOTES_BYTES))):
+                    return found
+    return ""
+
+
+def _in_notes(notes: bytes) -> str:
+    place = 0
+    while place + 12 <= len(notes):
+        name_size, size, kind = struct.unpack_from("<III", notes, place)
+        start = place + 12 + _padded(name_size)
+        if kind == _BUILD_ID and notes[place + 12 : place + 12 + name_size] == b"GNU\0":
+            return notes[start : start + size].hex()
+        place = start + _padded(size)
+    return ""
+
+
+def _padded(size: int) -> int:
+    return (size + 3) // 4 * 4

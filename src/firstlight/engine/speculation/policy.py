@@ -10,11 +10,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 
-from firstlight.engine.speculation.acceptance import Acceptance
+from firstlight.engine.speculation.acceptance import Acceptance, TreeAcceptance
 from firstlight.engine.speculation.common_prefix import common_prefix
 from firstlight.engine.speculation.counts import NO_STEP
 from firstlight.engine.speculation.shape import NOTHING, Shape, chain
-from firstlight.engine.speculation.tree_acceptance import TreeAcceptance
 
 _NEW_TIME = 0.1  # weight of a new step in the running mean of all
 _NEW_OWN = 0.02  # and in that of its size

@@ -7,10 +7,13 @@ another version may word differently.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import signal
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,10 +32,10 @@ from firstlight.doctor.grammar_reader import GrammarReader, PhaseEvent
 from firstlight.doctor.options import Sizes
 from firstlight.doctor.states import Thresholds
 from firstlight.doctor.target import Engine, Role, Target, TargetProcess
-from firstlight.launch.backends.leftovers import end_leftovers
 from firstlight.launch.backends.protocol import Lost
 from firstlight.launch.backends.rank_boxes import RankBoxes
 from firstlight.launch.commands import API, rank_name, run_id, title
+from firstlight.launch.janitor import members, read_stat
 from firstlight.launch.output import OutputLine
 from firstlight.launch.progress import BoxFollower, ProgressLine
 from firstlight.serve.upstream import Place
@@ -44,6 +47,8 @@ _TELL_S = 1.0
 _TAKES_NOTE_S = 5.0
 _EXIT_STATUS = 49  # of /proc/PID/stat, behind the name: field 52
 _SPIN_FACTOR = 3.0  # times the longest usual silence
+_DEADLINE_S = 3.0
+_PAUSE_S = 0.02
 
 
 class LogFollower:
@@ -251,3 +256,32 @@ def _accepts(place: Place) -> bool:
     with socket.socket(kind, socket.SOCK_STREAM) as knocking:
         knocking.settimeout(0.1)
         return knocking.connect_ex(place.uds or ("127.0.0.1", place.port)) == 0
+
+
+# What a foreign engine leaves running when it ends: found by the run's token, by session and by descent. It
+# ends nothing but members of the run, and none of those that it is told to spare.
+
+
+def end_leftovers(
+    run_id: str, named: Mapping[int, int], leaders: Collection[int], spared: Collection[int]
+) -> list[int]:
+    """Kill what is left; the pids that were. `named`: pid and start ticks of known members; `leaders`: those
+    of them that had opened a session.
+    """
+    ended: set[int] = set()
+    give_up_s = time.monotonic() + _DEADLINE_S
+    while True:
+        living = members(run_id, dict(named), set(leaders))
+        found = {pid: stat for pid, stat in living.items() if pid not in spared}
+        for pid, stat in found.items():
+            now = read_stat(pid)
+            if now is not None and now.start_ticks == stat.start_ticks:  # its number is still its own
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                ended.add(pid)
+        for pid in ended:  # orphans are ours to wait for: a zombie keeps its number
+            with contextlib.suppress(OSError):
+                os.waitpid(pid, os.WNOHANG)
+        if not found or time.monotonic() > give_up_s:
+            return sorted(ended)
+        time.sleep(_PAUSE_S)

@@ -18,7 +18,6 @@ from firstlight.loading.plan import Wanted, split_evenly
 from firstlight.models.batch import ForwardBatch
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import Linear, Part, Vector
-from firstlight.models.layers.whole_norm import WholeNorm
 from firstlight.ops.contract import AttentionShape, Tape
 from firstlight.ops.kv_rows import pack
 from firstlight.ops.step_clock import Kind
@@ -134,3 +133,45 @@ class Attention:
         bias = self._out_bias.values if self._out_bias is not None else None
         reduce = partial(self._group.all_reduce, self._name) if self._group.size > 1 else None
         tape.add_product(self._out.operators, attended, bias, reduce)
+
+
+# RMS norm over all heads of the queries together, and over all of the keys (MiniMax-M2). Where heads are
+# shared out, the ranks add up their squares first. A rank gets for its heads what a single rank would get,
+# up to the rounding of that sum. Shapes: T tokens, N query heads and K KV heads of this rank, D head size.
+
+
+class WholeNorm:
+    """`bounds`: this rank's heads of the queries, and of the keys; `interleave` as in `linear.Part`."""
+
+    def __init__(
+        self,
+        declare: Declaration,
+        prefix: str,
+        num_heads: tuple[int, int],
+        bounds: tuple[tuple[int, int], tuple[int, int]],
+        interleave: tuple[int, int],
+    ) -> None:
+        self._ops, self._group, self._name = declare.ops, declare.group, f"{prefix}.norm"
+        size = interleave[0]
+        self._bounds = [(first * size, last * size) for first, last in bounds]
+        self._widths = [num * size for num in num_heads]
+        self._weights = [
+            Vector(declare, f"{prefix}.{name}_norm.weight", width, interleave)
+            for name, width in zip("qk", self._widths, strict=True)
+        ]
+
+    def __call__(self, turned_TND: torch.Tensor, eps: float) -> torch.Tensor:  # noqa: N803 - shape suffix
+        """Queries and then keys [T, N + K, D], normalised."""
+        flat = turned_TND.flatten(1)
+        parts = flat.split([last - first for first, last in self._bounds], -1)
+        weights = [w.values[slice(*bounds)] for w, bounds in zip(self._weights, self._bounds, strict=True)]
+        if self._group.size == 1:
+            normed = [self._ops.rms_norm(x, weight, eps) for x, weight in zip(parts, weights, strict=True)]
+        else:
+            squares = torch.stack([part.square().sum(-1) for part in parts], -1)
+            means = self._group.all_reduce(self._name, squares) / torch.tensor(
+                self._widths, device=flat.device
+            )
+            scales = torch.rsqrt(means + eps).split(1, -1)
+            normed = [x * scale * w for x, scale, w in zip(parts, scales, weights, strict=True)]
+        return torch.cat(normed, -1).view_as(turned_TND)

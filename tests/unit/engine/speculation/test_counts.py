@@ -11,10 +11,10 @@ from firstlight.base.config import EngineSection
 from firstlight.base.draft_profile import parse_profile
 from firstlight.base.errors import UsageError
 from firstlight.base.resolve import check_engine
+from firstlight.engine.choosing import Ahead
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.request import Sequence
-from firstlight.engine.speculation.ahead import Ahead
 from firstlight.engine.speculation.counts import DraftCounts, figures
 from firstlight.engine.speculation.shape import shape_of
 from firstlight.engine.speculation.synthetic import Synthetic

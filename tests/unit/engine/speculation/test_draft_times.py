@@ -9,10 +9,10 @@ import pytest
 
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.request import Sequence
-from firstlight.engine.speculation.draft_times import time_drafts
 from firstlight.engine.speculation.policy import Policy
 from firstlight.engine.speculation.shape import chain
 from firstlight.engine.speculation.speculation import Speculation
+from firstlight.engine.step_times import time_drafts
 from support.sampling import sequence
 
 

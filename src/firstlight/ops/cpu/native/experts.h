@@ -1,6 +1,6 @@
 // Which experts a row goes to, rows in the order of their experts, and the weighed sum of what comes back.
 //
-// Used by `kernels.cpp`; `ops/routing.py` says what is chosen. Invariant: a row's experts, weights and sum depend on
+// Used by `kernels.cpp`; `ops/expert_layer.py` says what is chosen. Invariant: a row's experts, weights and sum depend on
 // its own scores and rows alone.
 #pragma once
 #include "choose.h"
