@@ -29,7 +29,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from compare_transformers import CACHES, Measure, Ours, Theirs
 from firstlight.base.errors import FirstlightError
-from firstlight.base.resolve import parse_size
+from firstlight.base.resolve_config import parse_size
 from firstlight.bench.measures import median
 from firstlight.bench.report import plain_table, require_writable, save_json
 from firstlight.bench.server_process import ServerProcess

@@ -25,7 +25,7 @@ from rich.progress import (
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError, RequestError, UsageError
-from firstlight.base.resolve import engine_from
+from firstlight.base.resolve_config import engine_from
 from firstlight.engine import messages
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Abort, SequenceOutput, Submit, TokenLogprobs

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from firstlight.base.apart import require_answer
 from firstlight.base.config import EngineSection
+from firstlight.base.disposable_child import require_answer
 from firstlight.base.errors import UsageError
 
 NGRAM = "ngram"

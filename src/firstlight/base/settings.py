@@ -1,7 +1,7 @@
 """Every option of a run, once: its name, the section and field it fills, its limits and its help text.
 
-The cli makes flags from this table and `base.resolve` accepts the same names in a TOML file, so that the two
-can never differ. Invariant: each field of the config sections has exactly one setting, or is named in
+The cli makes flags from this table and `base.resolve_config` accepts the same names in a TOML file, so that
+the two can never differ. Invariant: each field of the config sections has exactly one setting, or is named in
 `NOT_SETTINGS`; the default is the field's own.
 """
 

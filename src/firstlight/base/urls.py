@@ -12,7 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from firstlight.base.environment import proxies
 from firstlight.base.errors import ResourceError, UsageError
-from firstlight.base.program import program
+from firstlight.base.invocation import program
 
 
 def server_address(url: str) -> SplitResult:

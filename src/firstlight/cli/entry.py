@@ -12,7 +12,7 @@ import signal
 import sys
 
 from firstlight.base.environment import complete
-from firstlight.cli.guard import GUARDED, run_guarded
+from firstlight.cli.mount_guard import GUARDED, run_guarded
 
 _INTERRUPTED = 130
 

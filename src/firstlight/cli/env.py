@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from firstlight import __version__
-from firstlight.base.resolve import Given
+from firstlight.base.resolve_config import Given
 from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
-    from firstlight.base.resolve import Resolved
+    from firstlight.base.resolve_config import Resolved
     from firstlight.facts.machine import Machine
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "msgspec", "pyzmq", "fastapi", "uvicorn", "huggingface-hub")
@@ -47,7 +47,7 @@ def env(options: EnvOptions, flags: Given) -> None:
       firstlight env --tensor-parallel 2
       firstlight env --json
     """
-    from firstlight.base.resolve import read_toml, resolve
+    from firstlight.base.resolve_config import read_toml, resolve
     from firstlight.facts.machine import inspect_machine
 
     machine = inspect_machine()

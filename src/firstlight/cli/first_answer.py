@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Any
 
-from firstlight.base.apart import require_answer
+from firstlight.base.disposable_child import require_answer
 from firstlight.base.errors import FirstlightError
 from firstlight.base.proc_stat import launched_s
 from firstlight.cli.keys import gather_keys, listed_keys

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from firstlight.base import environment
-from firstlight.base.apart import require_answer
+from firstlight.base.disposable_child import require_answer
 from firstlight.base.errors import UsageError, why_unreadable
 
 

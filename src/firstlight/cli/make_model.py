@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from firstlight.base.errors import UsageError
-from firstlight.base.resolve import parse_size
+from firstlight.base.resolve_config import parse_size
 from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperCommand
 
 from firstlight.base.errors import FirstlightError, RequestError, ResourceError, UsageError, is_text
-from firstlight.base.resolve import Given
+from firstlight.base.resolve_config import Given
 from firstlight.base.settings import Setting
 
 INTERRUPTED = 130

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from firstlight.base.errors import UsageError
-from firstlight.base.resolve import Given, engine_from
+from firstlight.base.resolve_config import Given, engine_from
 from firstlight.base.settings import ENGINE_SETTINGS
 from firstlight.cli import plan_values
 from firstlight.cli.options import Debug

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from firstlight.base.errors import UsageError
-from firstlight.base.resolve import parse_size
+from firstlight.base.resolve_config import parse_size
 
 _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([KMGT])?B?(?:/S)?")
 _RATE_UNITS = {None: 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}

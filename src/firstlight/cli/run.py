@@ -19,14 +19,14 @@ import typer
 
 from firstlight.base.errors import ResourceError, UsageError, why_unreadable
 from firstlight.base.phases import READY
-from firstlight.base.resolve import Given
+from firstlight.base.resolve_config import Given
 from firstlight.base.settings import ENGINE_SETTINGS, MODEL_SETTINGS
 from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
 from firstlight.cli.prompts_file import Prompt, answer_line, read_prompts
 
 if TYPE_CHECKING:
-    from firstlight.base.resolve import Resolved
+    from firstlight.base.resolve_config import Resolved
     from firstlight.engine.params import SamplingParams
     from firstlight.llm import LLM, Completion
 
@@ -92,7 +92,7 @@ def run(options: RunOptions, flags: Given) -> None:
       firstlight run --input prompts.jsonl --output answers.jsonl
       firstlight run --model model.gguf "Hello" --threads 1
     """
-    from firstlight.base.resolve import read_toml, resolve
+    from firstlight.base.resolve_config import read_toml, resolve
     from firstlight.facts.machine import inspect_machine
     from firstlight.launch.files import check_template
 

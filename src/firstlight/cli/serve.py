@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from firstlight.base.resolve import Given
+from firstlight.base.resolve_config import Given
 from firstlight.cli.keys import gather_keys, listed_keys
 from firstlight.cli.locate import locate
 from firstlight.cli.options import Debug
@@ -69,7 +69,7 @@ def serve(options: ServeOptions, flags: Given) -> int:
     import msgspec
 
     from firstlight.base.proc_stat import launched_s
-    from firstlight.base.resolve import read_toml, resolve
+    from firstlight.base.resolve_config import read_toml, resolve
     from firstlight.cli.first_answer import early
     from firstlight.cli.passed_on import listed_arguments, passed_on, require_no_rest
     from firstlight.facts.machine import inspect_machine

@@ -14,11 +14,11 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from firstlight.base.allow_ptrace import allow_examination
 from firstlight.base.blackbox.store import open_own_box
 from firstlight.base.blackbox.writer import BlackBox
 from firstlight.base.config import RunConfig, read_config
 from firstlight.base.errors import FirstlightError
-from firstlight.base.examine import allow_examination
 from firstlight.base.failure import write_failure
 from firstlight.base.imports import counted_imports, put_off
 

@@ -22,7 +22,7 @@ from firstlight.models.decoder import Decoder
 from firstlight.ops.contract import AttentionShape, Backend, StepRows
 from firstlight.ops.cpu.library import Op, Pool, Step, address
 from firstlight.ops.cpu.native_backend import NativeBackend
-from firstlight.ops.cpu.tape import NativeTape
+from firstlight.ops.cpu.recorder import NativeTape
 
 
 def full_plan(rows: StepRows, shape: AttentionShape, ops: Backend) -> Any:

@@ -17,8 +17,8 @@ import msgspec
 
 from firstlight import __version__
 from firstlight.base.config import REPORT_FILE, RunConfig
+from firstlight.base.invocation import program
 from firstlight.base.phases import READY, SPAWN
-from firstlight.base.program import program
 from firstlight.launch.amounts import amount
 from firstlight.launch.progress import PhaseTrack, ProgressLine
 from firstlight.launch.ready_card import base_url, ready_card

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from firstlight.base import strangers
-from firstlight.base.apart import require_answer
+from firstlight.base import client_limits
+from firstlight.base.accepting import Door, TaskGuest, most_connections
 from firstlight.base.bearer import REFUSAL, carries_key, key_digests
-from firstlight.base.door import Door, TaskGuest, most_connections
-from firstlight.base.strangers import Refusal, Seats
+from firstlight.base.client_limits import Refusal, Seats
+from firstlight.base.disposable_child import require_answer
 
 _HEAD_DEADLINE_S = 30.0  # as an api process has it by default
 _WRITE_DEADLINE_S = 10.0
@@ -135,7 +135,7 @@ class Front:
             door.close()
 
     def _protocol(self) -> asyncio.Protocol:
-        reader = asyncio.StreamReader(limit=strangers.MAX_HEAD_BYTES, loop=self._loop)
+        reader = asyncio.StreamReader(limit=client_limits.MAX_HEAD_BYTES, loop=self._loop)
         return asyncio.StreamReaderProtocol(reader, self._serve, loop=self._loop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -162,17 +162,17 @@ class Front:
             async with asyncio.timeout(_HEAD_DEADLINE_S):
                 head = await reader.readuntil(b"\r\n\r\n")
         except TimeoutError:
-            await _refuse(reader, writer, strangers.head_too_late(_HEAD_DEADLINE_S))
+            await _refuse(reader, writer, client_limits.head_too_late(_HEAD_DEADLINE_S))
             return
         except asyncio.LimitOverrunError:
-            await _refuse(reader, writer, strangers.HEAD_TOO_LARGE)
+            await _refuse(reader, writer, client_limits.HEAD_TOO_LARGE)
             return
         lines = head.decode("latin-1").split("\r\n")
-        fault = strangers.fault_of_head(lines)
+        fault = client_limits.fault_of_head(lines)
         method, _, rest = lines[0].partition(" ")
-        path = strangers.plain_path(rest.rpartition(" ")[0].partition("?")[0])
+        path = client_limits.plain_path(rest.rpartition(" ")[0].partition("?")[0])
         if fault is None and not path.startswith("/"):
-            fault = strangers.NO_HTTP
+            fault = client_limits.NO_HTTP
         if fault is not None:
             await _refuse(reader, writer, fault)
             return
@@ -269,8 +269,8 @@ async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         writer.write_eof()
     num_bytes = 0
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(strangers.LINGER_S):
-            while num_bytes < strangers.LINGER_BYTES and (data := await reader.read(65536)):
+        async with asyncio.timeout(client_limits.LINGER_S):
+            while num_bytes < client_limits.LINGER_BYTES and (data := await reader.read(65536)):
                 num_bytes += len(data)
 
 

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, TextIO
 import msgspec
 
 from firstlight.base import environment
-from firstlight.base.apart import OnWait, run_apart
 from firstlight.base.blackbox.store import FOLDER, box_path, keep_boxes, make_box_folder
 from firstlight.base.blackbox.writer import BlackBox, create_box
 from firstlight.base.clock import Clock, SystemClock
 from firstlight.base.config import ModelSection, RunConfig, ServerSection, write_config
+from firstlight.base.disposable_child import OnWait, run_apart
 from firstlight.base.errors import EngineError
 from firstlight.base.phases import SPAWN
-from firstlight.base.resolve import Resolved
+from firstlight.base.resolve_config import Resolved
 from firstlight.launch.backends.native import NativeBackend
 from firstlight.launch.backends.protocol import Backend, BoxSpec
 from firstlight.launch.children import Children

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import ResourceError, UsageError
-from firstlight.base.resolve import check_engine
+from firstlight.base.resolve_config import check_engine
 from firstlight.facts.formats import SUPPORTED
 from firstlight.facts.machine import Machine
 from firstlight.facts.memory import format_bytes

@@ -12,10 +12,10 @@ import sys
 import traceback
 from pathlib import Path
 
+from firstlight.base.allow_ptrace import allow_examination
 from firstlight.base.blackbox.store import open_own_box
 from firstlight.base.config import read_config
 from firstlight.base.errors import FirstlightError
-from firstlight.base.examine import allow_examination
 from firstlight.base.failure import write_failure
 from firstlight.base.imports import counted_imports
 

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from time import monotonic
 
+from firstlight.base.accepting import most_connections
+from firstlight.base.client_limits import Guest, Refusal, Seats
 from firstlight.base.config import ServerSection
-from firstlight.base.door import most_connections
 from firstlight.base.errors import RequestError
-from firstlight.base.strangers import Guest, Refusal, Seats
 from firstlight.serve.errors import error_bytes
 
 log = logging.getLogger(__name__)

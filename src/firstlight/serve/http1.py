@@ -15,8 +15,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from firstlight.base import strangers
-from firstlight.base.strangers import Refusal
+from firstlight.base import client_limits
+from firstlight.base.client_limits import Refusal
 from firstlight.serve import guard
 from firstlight.serve.guard import BUSY, Guard, answer_of
 
@@ -56,7 +56,7 @@ class Http1Protocol(HttpToolsProtocol):
         if self._guard.seats.take(self):
             self._set_deadline()
         else:
-            self._refuse(strangers.NO_SEAT)
+            self._refuse(client_limits.NO_SEAT)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
@@ -75,7 +75,7 @@ class Http1Protocol(HttpToolsProtocol):
             self._is_deaf = True
             self.transport.close()  # it has been answered, and nothing has come since
         else:
-            self._refuse(strangers.NO_SEAT)
+            self._refuse(client_limits.NO_SEAT)
         self._must_read()
 
     def pause_writing(self) -> None:
@@ -105,9 +105,9 @@ class Http1Protocol(HttpToolsProtocol):
         """Called by the event loop with at most a few hundred kilobytes."""
         self._unset_keepalive_if_required()
         while data and not self._is_deaf:
-            room = strangers.MAX_HEAD_BYTES - self._num_unspent
+            room = client_limits.MAX_HEAD_BYTES - self._num_unspent
             if room <= 0:
-                self._refuse(strangers.HEAD_TOO_LARGE)
+                self._refuse(client_limits.HEAD_TOO_LARGE)
                 return
             data = self._feed(data[:room]) + data[room:]
         if self._is_deaf:
@@ -123,7 +123,7 @@ class Http1Protocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             return self._without_upgrade(piece[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(self._refusal or strangers.NO_HTTP)
+            self._refuse(self._refusal or client_limits.NO_HTTP)
         return b""
 
     def _without_upgrade(self, rest: bytes) -> bytes:
@@ -133,7 +133,7 @@ class Http1Protocol(HttpToolsProtocol):
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self._refuse(strangers.NO_TUNNEL)
+            self._refuse(client_limits.NO_TUNNEL)
             return b""
         kept = [(name, value) for name, value in self.headers if name not in _OF_UPGRADE]
         lines = [b"%s %s HTTP/1.1" % (method, self.url), *(b"%s: %s" % header for header in kept)]
@@ -148,7 +148,7 @@ class Http1Protocol(HttpToolsProtocol):
 
     def _discard(self, num_bytes: int) -> None:
         self._num_discarded += num_bytes
-        if self._num_discarded > strangers.LINGER_BYTES:
+        if self._num_discarded > client_limits.LINGER_BYTES:
             self.transport.abort()
 
     # --- what the parser finds ---
@@ -160,15 +160,15 @@ class Http1Protocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Called by the parser with a piece of the target."""
-        if len(self.url) + len(url) > strangers.MAX_TARGET_BYTES:
-            self._stop(strangers.TARGET_TOO_LONG)
+        if len(self.url) + len(url) > client_limits.MAX_TARGET_BYTES:
+            self._stop(client_limits.TARGET_TOO_LONG)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser; also for what follows a body, which nobody reads."""
         self._num_headers += 1
-        if self._num_headers > strangers.MAX_HEADERS:
-            self._stop(strangers.TOO_MANY_HEADERS)
+        if self._num_headers > client_limits.MAX_HEADERS:
+            self._stop(client_limits.TOO_MANY_HEADERS)
         if self._stage == HEAD:
             super().on_header(name, value)
 
@@ -178,9 +178,9 @@ class Http1Protocol(HttpToolsProtocol):
             return  # see `_without_upgrade`
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
-            self._stop(strangers.NO_HOST)
+            self._stop(client_limits.NO_HOST)
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._stop(strangers.NO_HTTP)
+            self._stop(client_limits.NO_HTTP)
         self._stage, self._num_unspent = BODY, 0
         self._head_s, self._num_body_bytes = monotonic(), 0
         self._unset_deadline()
@@ -252,7 +252,7 @@ class Http1Protocol(HttpToolsProtocol):
 
     def _too_late(self, awaited: str) -> None:
         if awaited == HEAD:
-            self._refuse(strangers.head_too_late(self._guard.header_timeout_s, " (--header-timeout)"))
+            self._refuse(client_limits.head_too_late(self._guard.header_timeout_s, " (--header-timeout)"))
             return
         is_wanted = not self.cycle.response_complete
         fair_s = self._num_body_bytes / guard.MIN_BODY_BYTES_PER_S if is_wanted else 0.0
@@ -261,7 +261,7 @@ class Http1Protocol(HttpToolsProtocol):
         if left_s > 0:
             self._deadline = self.loop.call_later(left_s, self._too_late, awaited)
         else:
-            self._refuse(strangers.body_too_late(round(took_s, 1), " (--body-timeout)"))
+            self._refuse(client_limits.body_too_late(round(took_s, 1), " (--body-timeout)"))
 
     def _refuse(self, refusal: Refusal) -> None:
         """Reads nothing more. Whose own request is at fault is told so; who was asking before is served."""
@@ -283,7 +283,7 @@ class Http1Protocol(HttpToolsProtocol):
         if is_busy or not is_own:  # else it has its answer, and its body is too much
             self.transport.write(answer_of(refusal))
         self._release()
-        if refusal is strangers.NO_SEAT:
+        if refusal is client_limits.NO_SEAT:
             self.transport.close()
         else:
             self._linger()
@@ -293,7 +293,7 @@ class Http1Protocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
-        self.loop.call_later(strangers.LINGER_S, self.transport.abort)
+        self.loop.call_later(client_limits.LINGER_S, self.transport.abort)
 
     def _release(self) -> None:
         self._guard.release(self.num_held_bytes)

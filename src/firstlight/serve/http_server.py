@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 import uvicorn
 
+from firstlight.base.accepting import Door
 from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.recorder import NoBox, Recorder
-from firstlight.base.door import Door
 from firstlight.base.phases import DRAIN, SERVING, PhaseReporter
 from firstlight.serve.guard import Guard
 

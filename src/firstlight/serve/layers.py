@@ -18,9 +18,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from firstlight.base.bearer import REFUSAL, carries_key, key_digests
+from firstlight.base.client_limits import plain_path
 from firstlight.base.config import API_SOCKET, RunConfig
 from firstlight.base.errors import RequestError
-from firstlight.base.strangers import plain_path
 from firstlight.serve.errors import CLIENT_GONE, error_response
 from firstlight.serve.gate import Gate, Serving
 from firstlight.serve.metrics import Metrics

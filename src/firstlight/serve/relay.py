@@ -21,11 +21,11 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from firstlight.base.allow_ptrace import allow_examination
 from firstlight.base.blackbox.store import open_own_box
 from firstlight.base.blackbox.writer import BlackBox
 from firstlight.base.config import API_SOCKET, RunConfig, read_config
 from firstlight.base.errors import FirstlightError
-from firstlight.base.examine import allow_examination
 from firstlight.base.failure import write_failure
 from firstlight.base.phases import READY, PhaseReporter
 from firstlight.serve import replies

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from firstlight.base.apart import require_answer, run_apart
+from firstlight.base.disposable_child import require_answer, run_apart
 from firstlight.base.errors import EngineError, ModelFileError, ResourceError
 from firstlight.base.storage import Mount, is_for_storage, mount_of, read_mounts, waits_of
 from support.doctor_scenes import until

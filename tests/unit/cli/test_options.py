@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from firstlight.base.errors import ModelFileError, RequestError, ResourceError
-from firstlight.base.resolve import Given
+from firstlight.base.resolve_config import Given
 from firstlight.base.settings import ALL_SETTINGS
 from firstlight.cli.options import Debug, add_command, guarded
 

@@ -8,7 +8,7 @@ import pytest
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import ResourceError
-from firstlight.base.resolve import parse_size
+from firstlight.base.resolve_config import parse_size
 from firstlight.engine.sizes import (
     DEFAULT_KV_BYTES,
     RUNTIME_BYTES,

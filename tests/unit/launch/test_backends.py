@@ -17,7 +17,7 @@ from firstlight.base.blackbox.writer import create_box
 from firstlight.base.config import RunConfig
 from firstlight.base.errors import ModelFileError, UsageError
 from firstlight.base.process import ExitCause
-from firstlight.base.resolve import Given, Resolved, resolve
+from firstlight.base.resolve_config import Given, Resolved, resolve
 from firstlight.launch.backends.foreign import ForeignBackend
 from firstlight.launch.backends.installed import find_installed
 from firstlight.launch.backends.kinds import KINDS, arguments, require_known

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from firstlight.base.errors import ModelFileError
-from firstlight.base.resolve import Given, resolve
+from firstlight.base.resolve_config import Given, resolve
 from firstlight.launch.serve import Order, serve
 
 

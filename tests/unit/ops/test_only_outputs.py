@@ -14,7 +14,7 @@ from firstlight.ops.cpu.backend import CpuBackend
 from firstlight.ops.cpu.library import Step, address, open_library, open_pool
 from firstlight.ops.cpu.native_backend import NativeBackend
 from firstlight.ops.cpu.packed import LAYOUTS
-from firstlight.ops.cpu.tape import NativeTape
+from firstlight.ops.cpu.recorder import NativeTape
 from firstlight.ops.reference import ReferenceBackend
 from support.operators import FORMATS, NESTED, matrix, random_values
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from firstlight.base.strangers import MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES
+from firstlight.base.client_limits import MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES
 from firstlight.engine.messages import Submit
 from firstlight.serve.guard import Guard
 from support.api_server import ApiServer, says, wait_until

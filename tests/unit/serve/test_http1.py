@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from firstlight.base import strangers
+from firstlight.base import client_limits
 from firstlight.engine.messages import Submit
 from firstlight.serve import guard
 from support.api_server import ApiServer, says
@@ -125,7 +125,7 @@ def test_what_is_too_large_is_refused_early_and_nobody_else_waits(
 
 
 def test_heads_within_the_limits_are_served(server: ApiServer) -> None:
-    many = "".join(f"X-{number}: {'v' * 100}\r\n" for number in range(strangers.MAX_HEADERS - 10))
+    many = "".join(f"X-{number}: {'v' * 100}\r\n" for number in range(client_limits.MAX_HEADERS - 10))
     with connect(server) as client:
         client.sendall(START + many.encode() + WHOLE[len(START) :])
         assert client.recv(15) == b"HTTP/1.1 200 OK"

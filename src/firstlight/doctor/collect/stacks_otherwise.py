@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from firstlight.base.examine import STACKS_SIGNAL, stacks_path
+from firstlight.base.allow_ptrace import STACKS_SIGNAL, stacks_path
 from firstlight.doctor.collect.process_state import read_state
 from firstlight.doctor.collect.scene import Scene, failed
 from firstlight.doctor.evidence import Observation

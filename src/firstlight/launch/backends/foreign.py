@@ -16,7 +16,7 @@ import msgspec
 
 from firstlight.base.config import ModelSection, RunConfig
 from firstlight.base.errors import ModelFileError, UsageError
-from firstlight.base.resolve import Resolved, located
+from firstlight.base.resolve_config import Resolved, located
 from firstlight.doctor.grammar import covers, load_grammar
 from firstlight.doctor.options import sizes
 from firstlight.doctor.target import Engine

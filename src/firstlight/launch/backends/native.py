@@ -13,7 +13,7 @@ from firstlight.base.blackbox.store import boxes_of
 from firstlight.base.config import ModelSection, RunConfig
 from firstlight.base.failure import Failure
 from firstlight.base.phases import READY, SERVING
-from firstlight.base.resolve import Resolved, located
+from firstlight.base.resolve_config import Resolved, located
 from firstlight.doctor.states import Thresholds
 from firstlight.doctor.target import Target
 from firstlight.facts.sources import DEFAULT_NAME

@@ -16,7 +16,7 @@ from firstlight.ops.contract import AttentionShape, LatentRows
 from firstlight.ops.cpu.experts import NativeExperts
 from firstlight.ops.cpu.library import BY_HEAD, EACH, KV_TYPES, LATENT, QUANTIZE, Op, address
 from firstlight.ops.cpu.native_backend import attention_op
-from firstlight.ops.cpu.tape_buffers import Buffers
+from firstlight.ops.cpu.recorder_buffers import Buffers
 from firstlight.ops.groups import HeadsOp
 from firstlight.ops.heads import HeadsByGroup
 

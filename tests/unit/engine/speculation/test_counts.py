@@ -10,7 +10,7 @@ import torch
 from firstlight.base.config import EngineSection
 from firstlight.base.draft_profile import parse_profile
 from firstlight.base.errors import UsageError
-from firstlight.base.resolve import check_engine
+from firstlight.base.resolve_config import check_engine
 from firstlight.engine.choosing import Ahead
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams

@@ -13,7 +13,7 @@ def guarded(body: str) -> subprocess.Popen[str]:
     """`body` as the command of a guard."""
     code = (
         "import os, signal, sys, threading, time\n"
-        "from firstlight.cli.guard import run_guarded\n"
+        "from firstlight.cli.mount_guard import run_guarded\n"
         f"def run():\n    {body}\n"
         "run_guarded('run', run)\n"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from firstlight.base.program import program
+from firstlight.base.invocation import program
 
 
 @pytest.fixture

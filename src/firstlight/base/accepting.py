@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from firstlight.base.strangers import Seats
+from firstlight.base.client_limits import Seats
 
 _AT_ONCE = 64  # connections accepted before others have their turn
 _PAUSE_S = 0.5  # after the system had no descriptor for another connection

@@ -36,7 +36,7 @@ from firstlight.ops.cpu.library import (
 )
 from firstlight.ops.cpu.native_backend import NativeBackend, attention_op
 from firstlight.ops.cpu.packed import NativeLinear
-from firstlight.ops.cpu.tape_buffers import Activation, Buffers, Part
+from firstlight.ops.cpu.recorder_buffers import Activation, Buffers, Part
 
 
 class NativeTape:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from firstlight.base.config import GIVES_WAY, EngineSection, ModelSection, ServerSection
 from firstlight.base.errors import UsageError
-from firstlight.base.resolve import Given, located, parse_size, read_toml, resolve
+from firstlight.base.resolve_config import Given, located, parse_size, read_toml, resolve
 from firstlight.base.settings import ALL_SETTINGS, NOT_SETTINGS, SECTIONS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from firstlight.base.strangers import (
+from firstlight.base.client_limits import (
     MAX_HEADERS,
     MAX_TARGET_BYTES,
     NO_HOST,

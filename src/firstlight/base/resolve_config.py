@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from firstlight.base.apart import require_answer
 from firstlight.base.config import (
     GIVES_WAY,
     MIN_MODEL_LEN,
@@ -25,6 +24,7 @@ from firstlight.base.config import (
     ModelSection,
     ServerSection,
 )
+from firstlight.base.disposable_child import require_answer
 from firstlight.base.draft_profile import parse_profile
 from firstlight.base.draft_tree import check_drafter, check_tree
 from firstlight.base.errors import UsageError, why_unreadable
