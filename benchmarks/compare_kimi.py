@@ -32,10 +32,10 @@ from firstlight.base.errors import FirstlightError
 from firstlight.base.resolve_config import parse_size
 from firstlight.bench.measures import median
 from firstlight.bench.report import plain_table, require_writable, save_json
-from firstlight.bench.server_process import ServerProcess
-from firstlight.bench.serving import fast_loop
+from firstlight.bench.serving.server_process import ServerProcess
+from firstlight.bench.serving.serving import fast_loop
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.machine import inspect_machine
+from firstlight.facts.machine.machine import inspect_machine
 from firstlight.models.packed_experts import PackedExperts
 from firstlight.models.random_model import Packing, Unpacked, num_bytes, write_random_model
 from firstlight.models.small_kimi import SMALLEST_HIDDEN, WRAPPER, kimi_of_hidden, kimi_of_size

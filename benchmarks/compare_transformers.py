@@ -25,16 +25,16 @@ import transformers
 from rich.console import Console
 
 from firstlight.base.errors import EngineError, FirstlightError
-from firstlight.bench.completions import PATHS
-from firstlight.bench.http_client import HttpClient
-from firstlight.bench.load import closed_loop
 from firstlight.bench.measures import RequestRecord, median
 from firstlight.bench.plots import Bars, save_panels
 from firstlight.bench.report import plain_table, require_writable, save_json
-from firstlight.bench.server_process import ServerProcess
-from firstlight.bench.serving import Sender, fast_loop, first_model
-from firstlight.bench.startup import bench_startup
-from firstlight.facts.machine import inspect_machine
+from firstlight.bench.serving.completions import PATHS
+from firstlight.bench.serving.http_client import HttpClient
+from firstlight.bench.serving.load import closed_loop
+from firstlight.bench.serving.server_process import ServerProcess
+from firstlight.bench.serving.serving import Sender, fast_loop, first_model
+from firstlight.bench.serving.startup import bench_startup
+from firstlight.facts.machine.machine import inspect_machine
 from firstlight.facts.sources import resolve_model
 from firstlight.loading.convert import convert_gguf
 from firstlight.text.model import TextModel

@@ -1,8 +1,9 @@
 """Writes the descriptions of models that `firstlight plan` knows by name: src/firstlight/facts/built_in.
 
 Names, types and shapes of all tensors follow from the published configuration by the rules of
-`firstlight.facts.declared`; the parts of Kimi-K2.5 that see images stand here, as their sizes are no part of
-a language model's description. Run it after a change of either: `python benchmarks/describe_headers.py`.
+`firstlight.facts.planning.declared`; the parts of Kimi-K2.5 that see images stand here, as their sizes are no
+part of a language model's description. Run it after a change of either: `python
+benchmarks/describe_headers.py`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from firstlight.facts.declared import declared_rows
-from firstlight.facts.outline import describe
-from firstlight.facts.tensor_groups import HeaderRow
-from firstlight.facts.weight_schemes import read_scheme
+from firstlight.facts.checkpoint.weight_schemes import read_scheme
+from firstlight.facts.planning.declared import declared_rows
+from firstlight.facts.planning.outline import describe
+from firstlight.facts.planning.tensor_groups import HeaderRow
 
 TARGET = Path(__file__).parents[1] / "src" / "firstlight" / "facts" / "built_in"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from firstlight.base.errors import FirstlightError, UsageError
-from firstlight.facts.machine import inspect_machine
+from firstlight.facts.machine.machine import inspect_machine
 from firstlight.facts.sources import resolve_model
 from peers import page
 from peers.environments import Environments

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import torch
 
-from firstlight.bench.machine_rates import measure_rates
-from firstlight.bench.offline import Work
-from firstlight.facts.checkpoint import open_checkpoint
-from firstlight.facts.machine import inspect_machine
+from firstlight.bench.engine.offline import Work
+from firstlight.bench.machine.machine_rates import measure_rates
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
+from firstlight.facts.machine.machine import inspect_machine
 from firstlight.ops.cpu.library import (
     MULTIPLY,
     READ,

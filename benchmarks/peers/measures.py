@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from firstlight.base.errors import EngineError
-from firstlight.bench.prompts import SyntheticPrompts
-from firstlight.bench.serving_report import ServingReport
+from firstlight.bench.serving.prompts import SyntheticPrompts
+from firstlight.bench.serving.serving_report import ServingReport
 
 # What is asked, and what an answer must contain.
 # The model in float32 answers all of them rightly; others, as the capital of Italy, it does not.

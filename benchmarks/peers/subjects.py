@@ -20,11 +20,11 @@ import msgspec
 
 from firstlight.base.environment import child_environment
 from firstlight.base.errors import EngineError
-from firstlight.bench.completions import PATHS
 from firstlight.bench.measures import RequestRecord
-from firstlight.bench.server_process import CommandServer, process_tree, tree_pss_bytes
-from firstlight.bench.serving import ServingOrder, bench_serving
-from firstlight.bench.serving_report import Outcome, ServingReport, make_report
+from firstlight.bench.serving.completions import PATHS
+from firstlight.bench.serving.server_process import CommandServer, process_tree, tree_pss_bytes
+from firstlight.bench.serving.serving import ServingOrder, bench_serving
+from firstlight.bench.serving.serving_report import Outcome, ServingReport, make_report
 from peers.measures import ANSWER_TOKENS, Measure
 from peers.settings import NAME, Setting
 

@@ -35,7 +35,7 @@ from firstlight.engine.speculation.shipped import with_shipped_drafter
 from firstlight.engine.speculation.trial import memory_for, try_drafter
 from firstlight.engine.startup import quiet, require_numbers, self_test, start
 from firstlight.engine.step_times import measure_step_times
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.facts.sources import resolve_model
 from firstlight.loading.fit import require_fit
 from firstlight.ops.collectives import Group

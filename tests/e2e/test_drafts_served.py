@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from firstlight import LLM, SamplingParams
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.models.eagle3_file import save_eagle3
 from support.eagle3 import tiny_eagle3
 from support.serving import RunningServer, write_chat_model

@@ -24,7 +24,7 @@ from firstlight.drafter.shards import read_shard
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import read_ends
 from firstlight.drafter.train_settings import HEADS, LATENT
-from firstlight.facts.drafter_config import LAYER_IDS
+from firstlight.facts.checkpoint.drafter_config import LAYER_IDS
 from firstlight.models.eagle3_latent import make_drafter
 from support.kimi_run import ANSWER_TOKENS, TRAINING, KimiRun, make_kimi_run
 from support.serving import RunningServer

@@ -12,7 +12,7 @@ from firstlight.engine.messages import Submit
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.ngram import NgramDrafter
 from firstlight.engine.speculation.shape import Shape
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.facts.sources import resolve_model
 from firstlight.models.eagle3_file import save_eagle3
 from firstlight.ops.cpu.pick import pick_cpu_kernels

@@ -23,9 +23,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from firstlight.facts.checkpoint import open_checkpoint
-from firstlight.facts.hf_config import describe_hf
-from firstlight.facts.names import huggingface_name
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.names import huggingface_name
+from firstlight.facts.hf.hf_config import describe_hf
 from firstlight.facts.sources import resolve_model
 from firstlight.loading.convert import convert_gguf
 from firstlight.text.model import TextModel

@@ -10,7 +10,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3RotaryEmbedding,
 )
 
-from firstlight.facts.hf_config import describe_hf
+from firstlight.facts.hf.hf_config import describe_hf
 from firstlight.models.eagle3 import DraftCache
 from support.drafters import random_drafter
 from support.transformers_experts import LATENT, YARN

@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as GgmlType
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from firstlight.facts.hf_config import describe_hf
+from firstlight.facts.hf.hf_config import describe_hf
 from firstlight.loading.convert import convert_gguf
 from support.checkpoints import quantise, write_gguf
 from support.engines import Harness, submit

@@ -9,11 +9,11 @@ import pytest
 
 from firstlight.base.config import EngineSection
 from firstlight.engine.startup import quiet, start
-from firstlight.facts.checkpoint import open_checkpoint
-from firstlight.facts.memory import kv_bytes_per_token, kv_row_bytes
-from firstlight.facts.outline import open_outline
-from firstlight.facts.rank_weights import RankWeights
-from firstlight.facts.sharding import Ranks
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
+from firstlight.facts.planning.memory_budget import kv_bytes_per_token, kv_row_bytes
+from firstlight.facts.planning.outline import open_outline
+from firstlight.facts.planning.rank_weights import RankWeights
+from firstlight.facts.planning.sharding import Ranks
 from firstlight.loading.plan import make_plan
 from firstlight.models.declare import Declaration
 from firstlight.models.registry import find

@@ -15,7 +15,7 @@ from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQCon
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file
 
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.loading.reader import read_tensors
 from firstlight.quant.registry import dequantize

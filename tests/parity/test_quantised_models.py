@@ -10,7 +10,7 @@ import torch
 
 from firstlight import LLM, SamplingParams
 from firstlight.engine.plan import StepPlan
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.ops.cpu import packed
 from support.engines import Harness
 from support.quantised import RECIPES, description, write_quantised

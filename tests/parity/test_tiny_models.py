@@ -14,7 +14,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
 
-from firstlight.facts.hf_config import describe_hf
+from firstlight.facts.hf.hf_config import describe_hf
 from support.checkpoints import write_gguf
 from support.engines import Harness, submit
 from support.transformers_models import (

@@ -20,7 +20,7 @@ from gguf import GGMLQuantizationType as GgmlType
 from safetensors.torch import save_file
 
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.hf_config_writer import hf_config
+from firstlight.facts.hf.hf_config_writer import hf_config
 from support import nested
 
 Weights = dict[str, np.ndarray]

@@ -25,7 +25,7 @@ from firstlight.engine.speculation.policy import Policy
 from firstlight.engine.speculation.shape import Shape
 from firstlight.engine.speculation.speculation import Speculation
 from firstlight.engine.startup import Started, start
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.ops.collectives import Group
 
 MAX_STEPS = 20_000

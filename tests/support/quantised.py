@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.hf_config_writer import hf_config
+from firstlight.facts.hf.hf_config_writer import hf_config
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 
 Stored = tuple[dict[str, torch.Tensor], torch.Tensor]  # tensors by the last word of their names; values

@@ -15,7 +15,7 @@ import torch
 from firstlight.base.config import EngineSection
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.startup import Started, start
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.ops.thread_group import Meeting, ThreadGroup
 
 DEADLINE_S = 60.0

@@ -19,7 +19,7 @@ from rich.table import Table
 from firstlight import __version__
 from firstlight.base.errors import ResourceError, UsageError
 from firstlight.bench.measures import PERCENTS, Summary
-from firstlight.facts.machine import inspect_machine
+from firstlight.facts.machine.machine import inspect_machine
 
 
 def provenance() -> dict[str, Any]:

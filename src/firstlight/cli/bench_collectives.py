@@ -35,7 +35,7 @@ def collectives(options: CollectivesOptions) -> None:
       firstlight bench collectives
       firstlight bench collectives --ranks 4 --json collectives.json --png collectives.png
     """
-    from firstlight.bench.collectives import CollectivesOrder, bench_collectives, plot, tables
+    from firstlight.bench.machine.collectives import CollectivesOrder, bench_collectives, plot, tables
 
     output = Output("collectives", options.json, options.png)
     order = CollectivesOrder(options.ranks, options.device, options.rounds)

@@ -54,7 +54,7 @@ def offline(options: OfflineOptions) -> None:
       firstlight bench offline
       firstlight bench offline model.gguf --batch 1 --batch 8 --length 128 --json sweep.json
     """
-    from firstlight.bench.offline import OfflineOrder, bench_offline, plot, tables
+    from firstlight.bench.engine.offline import OfflineOrder, bench_offline, plot, tables
 
     output = Output("offline", options.json, options.png)
     order = OfflineOrder(
@@ -94,7 +94,7 @@ def operators(options: OperatorsOptions) -> None:
       firstlight bench operators
       firstlight bench operators model.gguf --rows 1 --rows 4 --history 2000 --json operators.json
     """
-    from firstlight.bench.operators import OperatorsOrder, bench_operators, tables
+    from firstlight.bench.machine.operators import OperatorsOrder, bench_operators, tables
 
     output = Output("operators", options.json)
     order = OperatorsOrder(
@@ -132,7 +132,7 @@ def startup(options: StartupOptions) -> None:
       firstlight bench startup
       firstlight bench startup model.gguf --runs 3 --cold --json start.json
     """
-    from firstlight.bench.startup import bench_startup, plot, table
+    from firstlight.bench.serving.startup import bench_startup, plot, table
 
     output = Output("startup", options.json, options.png)
     model = locate(options.model)
@@ -178,8 +178,8 @@ def quality(options: QualityOptions) -> int:
       firstlight bench quality --full --cpu-kernels auto --kv-dtype int8
       firstlight bench quality model.gguf --goal 0.001 --json quality.json
     """
-    from firstlight.bench.quality import QualityOrder, bench_quality, details, read_texts, table
-    from firstlight.bench.quality_full import read_long_text, read_questions
+    from firstlight.bench.engine.quality import QualityOrder, bench_quality, details, read_texts, table
+    from firstlight.bench.engine.quality_full import read_long_text, read_questions
 
     output = Output("quality", options.json)
     order = QualityOrder(
@@ -222,7 +222,7 @@ def scheduler(options: SchedulerOptions) -> int:
       firstlight bench scheduler
       firstlight bench scheduler --running 64 --waiting 100000
     """
-    from firstlight.bench.scheduler import bench_scheduler, table
+    from firstlight.bench.engine.scheduler import bench_scheduler, table
 
     output = Output("scheduler", options.json)
     queues = options.waiting or [0, 1_000, 10_000]
@@ -254,7 +254,7 @@ def blackbox(options: BlackBoxOptions) -> int:
       firstlight bench blackbox
       firstlight bench blackbox model.gguf --rounds 40 --json blackbox.json
     """
-    from firstlight.bench.blackbox import BlackBoxOrder, bench_blackbox, tables
+    from firstlight.bench.engine.blackbox import BlackBoxOrder, bench_blackbox, tables
 
     output = Output("blackbox", options.json)
     order = BlackBoxOrder(

@@ -79,9 +79,9 @@ def serving(options: ServingOptions) -> int:
     """
     from firstlight.base import environment
     from firstlight.bench.measures import parse_limits
-    from firstlight.bench.prompts import SyntheticPrompts
-    from firstlight.bench.serving import ServingOrder, bench_serving
-    from firstlight.bench.serving_report import plot, tables
+    from firstlight.bench.serving.prompts import SyntheticPrompts
+    from firstlight.bench.serving.serving import ServingOrder, bench_serving
+    from firstlight.bench.serving.serving_report import plot, tables
 
     output = Output("serving", options.json, options.png)
     is_default = options.concurrency is None and options.rate is None
@@ -133,7 +133,7 @@ def soak(options: SoakOptions) -> int:
       firstlight bench soak
       firstlight bench soak model.gguf --minutes 5 --clients 32 --png soak.png
     """
-    from firstlight.bench.soak import SoakOrder, bench_soak, plot, table
+    from firstlight.bench.serving.soak import SoakOrder, bench_soak, plot, table
 
     output = Output("soak", options.json, options.png)
     order = SoakOrder(
@@ -175,7 +175,7 @@ def path(options: PathOptions) -> int:
       firstlight bench path
       firstlight bench path --concurrency 8 --profile --json path.json
     """
-    from firstlight.bench.path import PathOrder, bench_path, tables
+    from firstlight.bench.serving.path import PathOrder, bench_path, tables
 
     output = Output("path", options.json)
     order = PathOrder(

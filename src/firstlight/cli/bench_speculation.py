@@ -73,8 +73,8 @@ def speculation(options: SpeculationOptions) -> None:
       firstlight bench speculation --no-draft-adapt --draft-tokens 1 --draft-tokens 3 --batch 1
       firstlight bench speculation --no-draft-adapt --tree 3x4x16 --batch 1
     """
-    from firstlight.bench.speculation import SpeculationOrder, bench_speculation, table
-    from firstlight.bench.speculation_subjects import parse_tree
+    from firstlight.bench.engine.speculation import SpeculationOrder, bench_speculation, table
+    from firstlight.bench.engine.speculation_subjects import parse_tree
 
     output = Output("speculation", options.json)
     order = SpeculationOrder(

@@ -53,8 +53,8 @@ def convert(options: ConvertOptions) -> None:
       firstlight convert model.gguf folder
       firstlight convert default smollm2 --dtype f32
     """
-    from firstlight.facts.checkpoint import open_checkpoint
-    from firstlight.facts.memory import format_bytes
+    from firstlight.facts.checkpoint.checkpoint import open_checkpoint
+    from firstlight.facts.planning.memory_budget import format_bytes
     from firstlight.loading.new_folder import require_new
     from firstlight.text.model import TextModel
 

@@ -21,7 +21,7 @@ from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
     from firstlight.base.resolve_config import Resolved
-    from firstlight.facts.machine import Machine
+    from firstlight.facts.machine.machine import Machine
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "msgspec", "pyzmq", "fastapi", "uvicorn", "huggingface-hub")
 
@@ -48,7 +48,7 @@ def env(options: EnvOptions, flags: Given) -> None:
       firstlight env --json
     """
     from firstlight.base.resolve_config import read_toml, resolve
-    from firstlight.facts.machine import inspect_machine
+    from firstlight.facts.machine.machine import inspect_machine
 
     machine = inspect_machine()
     file = read_toml(options.config) if options.config else Given({}, "no file")

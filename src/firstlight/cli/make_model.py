@@ -86,7 +86,7 @@ def make_model(options: MakeModelOptions) -> None:
     import torch
 
     from firstlight.drafter.progress import late_meter
-    from firstlight.facts.memory import format_bytes
+    from firstlight.facts.planning.memory_budget import format_bytes
     from firstlight.models.packed_experts import PackedExperts
     from firstlight.models.random_model import Counted, Unpacked, num_bytes, write_random_model
     from firstlight.models.small_kimi import WRAPPER, kimi_of_size

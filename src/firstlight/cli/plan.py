@@ -1,7 +1,7 @@
 """`firstlight plan`: what a deployment of a model on some GPUs will need and do, from headers alone.
 
-Registered by `cli.main`. The arithmetic is `facts.deployment`'s, the tables are `plan_output`'s. Invariant:
-nothing is loaded and nothing is fetched; torch is not imported.
+Registered by `cli.main`. The arithmetic is `facts.planning.deployment`'s, the tables are `plan_output`'s.
+Invariant: nothing is loaded and nothing is fetched; torch is not imported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from firstlight.cli import plan_values
 from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
-    from firstlight.facts.all_reduce import AllReduceTimes
-    from firstlight.facts.rank_memory import Device, Load
+    from firstlight.facts.planning.all_reduce import AllReduceTimes
+    from firstlight.facts.planning.rank_memory import Device, Load
 
 _SETTINGS = (
     "max-num-seqs",
@@ -188,9 +188,9 @@ def plan(options: PlanOptions, flags: Given) -> None:
       firstlight plan path/to/folder --gpus 2 --gpu-memory 24GB --max-model-len 32768 --kv-dtype int8
       firstlight plan model.gguf --json
     """
-    from firstlight.facts.deployment import make_plan, too_small
-    from firstlight.facts.outline import open_outline
-    from firstlight.facts.sharding import Ranks
+    from firstlight.facts.planning.deployment import make_plan, too_small
+    from firstlight.facts.planning.outline import open_outline
+    from firstlight.facts.planning.sharding import Ranks
 
     ranks = Ranks(options.gpus, options.expert_parallel, options.split_embedding)
     device, load, times = _device(options, flags), _load(options, flags), _all_reduce(options)
@@ -210,8 +210,8 @@ def plan(options: PlanOptions, flags: Given) -> None:
 
 
 def _device(options: PlanOptions, flags: Given) -> Device:
-    from firstlight.facts.decode_time import Rates
-    from firstlight.facts.rank_memory import Device
+    from firstlight.facts.planning.decode_time import Rates
+    from firstlight.facts.planning.rank_memory import Device
 
     section = engine_from(_fields(flags), flags.origin)
     return Device(
@@ -229,7 +229,7 @@ def _device(options: PlanOptions, flags: Given) -> Device:
 
 
 def _load(options: PlanOptions, flags: Given) -> Load:
-    from firstlight.facts.rank_memory import Load
+    from firstlight.facts.planning.rank_memory import Load
 
     section = engine_from(_fields(flags), flags.origin)
     return Load(
@@ -268,7 +268,7 @@ def _within(load: Load, model_tokens: int, context: int | None) -> Load:
 def _all_reduce(options: PlanOptions) -> AllReduceTimes:
     from dataclasses import replace
 
-    from firstlight.facts.all_reduce import ALGORITHMS, LINKS, measured, modelled
+    from firstlight.facts.planning.all_reduce import ALGORITHMS, LINKS, measured, modelled
 
     link = LINKS.get(options.link)
     if link is None:

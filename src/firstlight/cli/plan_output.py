@@ -12,13 +12,13 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from firstlight.facts.memory import format_bytes
+from firstlight.facts.planning.memory_budget import format_bytes
 
 if TYPE_CHECKING:
-    from firstlight.facts.deployment import Plan
-    from firstlight.facts.rank_memory import Device, Load
-    from firstlight.facts.rank_weights import LoadWork
-    from firstlight.facts.speculation_gain import BreakEven
+    from firstlight.facts.planning.deployment import Plan
+    from firstlight.facts.planning.rank_memory import Device, Load
+    from firstlight.facts.planning.rank_weights import LoadWork
+    from firstlight.facts.planning.speculation_gain import BreakEven
 
 _WIDTH = 120  # where the output is no terminal
 

@@ -1,7 +1,7 @@
 """`firstlight profile`: where the time of decode steps goes, measured, beside what `plan` predicts.
 
-Registered by `cli.main`. The asking is `bench.step_profile`'s. Invariant: where results are to be stored is
-checked before a server is started or asked.
+Registered by `cli.main`. The asking is `bench.engine.step_profile`'s. Invariant: where results are to be
+stored is checked before a server is started or asked.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from firstlight.cli.locate import say
 from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
-    from firstlight.bench.step_prediction import Given, Prediction
-    from firstlight.bench.step_profile import Answer
+    from firstlight.bench.engine.step_prediction import Given, Prediction
+    from firstlight.bench.engine.step_profile import Answer
 
 _PLAN = "What plan predicts"
 
@@ -111,8 +111,8 @@ def profile(options: ProfileOptions) -> None:
       firstlight profile --run 'model.gguf --tensor-parallel 2' --load 4
     """
     from firstlight.base import environment
-    from firstlight.bench.step_profile import ProfileOrder, profile_server
-    from firstlight.bench.step_profile_report import make_report, plot, tables
+    from firstlight.bench.engine.step_profile import ProfileOrder, profile_server
+    from firstlight.bench.engine.step_profile_report import make_report, plot, tables
 
     if options.url is not None and options.run is not None:
         raise UsageError("--url and --run do not go together.", "Give one of them.")
@@ -136,7 +136,7 @@ def profile(options: ProfileOptions) -> None:
 
 
 def _started(stack: ExitStack, arguments: str) -> str:
-    from firstlight.bench.server_process import ServerProcess
+    from firstlight.bench.serving.server_process import ServerProcess
 
     try:
         words = shlex.split(arguments)
@@ -149,7 +149,7 @@ def _started(stack: ExitStack, arguments: str) -> str:
 
 def _predicted(options: ProfileOptions, answer: Answer, url: str) -> tuple[Prediction | None, list[str]]:
     """What the plan says, and notes; a model that cannot be read here is a note."""
-    from firstlight.bench.step_prediction import predict
+    from firstlight.bench.engine.step_prediction import predict
 
     try:
         found = predict(answer.profile, answer.info, _given(options, answer, url))
@@ -161,8 +161,8 @@ def _predicted(options: ProfileOptions, answer: Answer, url: str) -> tuple[Predi
 def _given(options: ProfileOptions, answer: Answer, url: str) -> Given:
     from firstlight.base.loopback import is_here
     from firstlight.base.urls import server_address
-    from firstlight.bench.machine_rates import read_bytes_per_s
-    from firstlight.bench.step_prediction import Given, is_gpu
+    from firstlight.bench.engine.step_prediction import Given, is_gpu
+    from firstlight.bench.machine.machine_rates import read_bytes_per_s
 
     rate, points = options.memory_rate, options.all_reduce_times
     is_local = is_here(server_address(url).hostname or "")

@@ -93,7 +93,7 @@ def run(options: RunOptions, flags: Given) -> None:
       firstlight run --model model.gguf "Hello" --threads 1
     """
     from firstlight.base.resolve_config import read_toml, resolve
-    from firstlight.facts.machine import inspect_machine
+    from firstlight.facts.machine.machine import inspect_machine
     from firstlight.launch.files import check_template
 
     file = read_toml(options.config) if options.config else Given({}, "no file")

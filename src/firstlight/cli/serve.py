@@ -72,7 +72,7 @@ def serve(options: ServeOptions, flags: Given) -> int:
     from firstlight.base.resolve_config import read_toml, resolve
     from firstlight.cli.first_answer import early
     from firstlight.cli.passed_on import listed_arguments, passed_on, require_no_rest
-    from firstlight.facts.machine import inspect_machine
+    from firstlight.facts.machine.machine import inspect_machine
     from firstlight.launch.serve import Order, serve
 
     file = read_toml(options.config) if options.config else Given({}, "no file")

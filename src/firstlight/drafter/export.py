@@ -27,8 +27,8 @@ from firstlight.drafter.stages import MANIFEST, Stage, open_stage, read_manifest
 from firstlight.drafter.target import Target, read_ends
 from firstlight.drafter.train import CHECKPOINT
 from firstlight.engine.speculation.shipped import TARGET
-from firstlight.facts.drafter_config import LAYER_IDS
-from firstlight.facts.hf_config_writer import hf_class
+from firstlight.facts.checkpoint.drafter_config import LAYER_IDS
+from firstlight.facts.hf.hf_config_writer import hf_class
 from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
 from firstlight.models.eagle3 import Eagle3Drafter
 from firstlight.models.eagle3_file import CONFIG, EMBEDDING, WEIGHTS, load_eagle3, save_eagle3

@@ -20,7 +20,7 @@ from firstlight.drafter.prompts import TRAIN
 from firstlight.drafter.shards import read_contract, read_shard, read_wanted
 from firstlight.drafter.target import Ends, Target
 from firstlight.drafter.train_settings import HEADS, LATENT
-from firstlight.facts.hf_rope import yarn_scale
+from firstlight.facts.hf.hf_rope import yarn_scale
 from firstlight.models.eagle3 import DrafterConfig, Eagle3Drafter
 from firstlight.models.eagle3_file import load_eagle3
 from firstlight.models.eagle3_latent import make_drafter

@@ -15,7 +15,7 @@ import torch
 
 from firstlight.base.files import sha256_of
 from firstlight.drafter.stages import TargetRecord
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.loading.reader import read_tensors
 from firstlight.loading.ties import settle_ties

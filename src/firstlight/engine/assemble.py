@@ -17,7 +17,7 @@ from firstlight.engine.kv import KVPool
 from firstlight.engine.replay import EagerReplay, RecordedReplay, Replay
 from firstlight.engine.runner import ModelRunner, PageTables
 from firstlight.engine.speculation.shape import shape_of
-from firstlight.facts.checkpoint import Checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint
 from firstlight.loading.reader import LoadReport, read_tensors
 from firstlight.models.declare import Declaration
 from firstlight.models.decoder import Decoder

@@ -30,7 +30,7 @@ from firstlight.engine.speculation.shipped import with_shipped_drafter
 from firstlight.engine.speculation.trial import in_words, memory_for, try_drafter
 from firstlight.engine.startup import COMPILED, Report, Started, require_numbers, self_test, start
 from firstlight.engine.step_times import measure_step_times
-from firstlight.facts.checkpoint import Checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint
 from firstlight.ops.collectives import CPU, Group, Wish, join
 from firstlight.ops.cpu.library import MissingLibraryError, open_library
 from firstlight.ops.cuda.step_clock import EventClock

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from firstlight.base.errors import EngineError, FirstlightError
 from firstlight.engine.messages import NOT_NUMBERS
-from firstlight.facts.checkpoint import Checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint
 from firstlight.loading.finite import Progress, bad_weights, find_not_finite
 
 SOUND = "all weights of the model are numbers, so a value left the range of the arithmetic"

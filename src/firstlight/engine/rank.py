@@ -49,7 +49,7 @@ def main() -> int:
 
 def _run(config: RunConfig, rank: int, box: BlackBox) -> None:
     with counted_imports(box, "headers"):
-        from firstlight.facts.checkpoint import open_checkpoint
+        from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 
         # Only headers: what is no model is said before torch is imported.
         checkpoint = open_checkpoint(config.model.path)

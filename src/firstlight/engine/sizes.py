@@ -18,7 +18,7 @@ from firstlight.engine.kv import token_row_bytes
 from firstlight.engine.scheduler import MAX_DRAFT_ROWS
 from firstlight.engine.speculation.host import Extra
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.memory import (
+from firstlight.facts.planning.memory_budget import (
     BudgetRequest,
     MemoryBudget,
     compute_budget,

@@ -30,8 +30,8 @@ from firstlight.engine.sizes import Needs, Sizes, allows_two_layouts, resolve_si
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.host import Extra, Host
 from firstlight.engine.speculation.make import Drafting, describe, make_speculation, read_drafting
-from firstlight.facts.checkpoint import Checkpoint
-from firstlight.facts.machine import inspect_machine
+from firstlight.facts.checkpoint.checkpoint import Checkpoint
+from firstlight.facts.machine.machine import inspect_machine
 from firstlight.loading.fit import require_fit
 from firstlight.loading.reader import LoadReport
 from firstlight.loading.ties import settle_ties

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from firstlight.base.errors import ModelFileError
-from firstlight.facts.remedies import CHECK_CONFIG
+from firstlight.facts.checkpoint.remedies import CHECK_CONFIG
 
 
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from firstlight.base.errors import UnsupportedError, UsageError
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
-from firstlight.facts.gguf_header import read_gguf
-from firstlight.facts.gguf_tokenizer import chat_template, pad_token_id, tokenizer_config
-from firstlight.facts.hf_config_writer import hf_config, hf_generation_config
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from firstlight.facts.gguf.gguf_header import read_gguf
+from firstlight.facts.gguf.gguf_tokenizer import chat_template, pad_token_id, tokenizer_config
+from firstlight.facts.hf.hf_config_writer import hf_config, hf_generation_config
 from firstlight.loading.new_folder import new_folder
 from firstlight.loading.plan import Wanted, make_plan
 from firstlight.loading.reader import read_tensors

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from firstlight.base.errors import ModelFileError
-from firstlight.facts.checkpoint import Checkpoint, TensorFacts
-from firstlight.facts.names import is_ignorable
-from firstlight.facts.remedies import DOWNLOAD_AGAIN
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, TensorFacts
+from firstlight.facts.checkpoint.names import is_ignorable
+from firstlight.facts.checkpoint.remedies import DOWNLOAD_AGAIN
 from firstlight.loading.plan import Wanted
 from firstlight.loading.reader import read_tensors
 from firstlight.quant.registry import dequantize

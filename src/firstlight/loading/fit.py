@@ -9,10 +9,10 @@ from __future__ import annotations
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import ResourceError, UsageError
 from firstlight.base.resolve_config import check_engine
-from firstlight.facts.formats import SUPPORTED
-from firstlight.facts.machine import Machine
-from firstlight.facts.memory import format_bytes
-from firstlight.facts.tensor_facts import Checkpoint
+from firstlight.facts.checkpoint.formats import SUPPORTED
+from firstlight.facts.checkpoint.tensor_facts import Checkpoint
+from firstlight.facts.machine.machine import Machine
+from firstlight.facts.planning.memory_budget import format_bytes
 from firstlight.loading.plan import split_evenly
 
 # What a process has for itself alone once its imports are done: measured with PyTorch 2.13 on x86-64.

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from firstlight.base.errors import ResourceError, UsageError
-from firstlight.facts.memory import format_bytes
+from firstlight.facts.planning.memory_budget import format_bytes
 
 DISK_RESERVE_BYTES = 64 * 1024 * 1024
 

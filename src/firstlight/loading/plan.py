@@ -10,11 +10,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from firstlight.base.errors import ModelFileError, UsageError
-from firstlight.facts.checkpoint import Checkpoint, TensorFacts
-from firstlight.facts.formats import SUPPORTED
-from firstlight.facts.names import is_ignorable
-from firstlight.facts.sharding import split_evenly as split_evenly  # for the models, with `Wanted`
-from firstlight.facts.tensor_facts import StoredPart
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, TensorFacts
+from firstlight.facts.checkpoint.formats import SUPPORTED
+from firstlight.facts.checkpoint.names import is_ignorable
+from firstlight.facts.checkpoint.tensor_facts import StoredPart
+from firstlight.facts.planning.sharding import split_evenly as split_evenly  # for the models, with `Wanted`
 
 MAX_SUGGESTED_RANKS = 16
 

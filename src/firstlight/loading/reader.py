@@ -18,8 +18,8 @@ from itertools import groupby
 import torch
 
 from firstlight.base.errors import ModelFileError
-from firstlight.facts.checkpoint import Checkpoint
-from firstlight.facts.remedies import CHECK_FILE
+from firstlight.facts.checkpoint.checkpoint import Checkpoint
+from firstlight.facts.checkpoint.remedies import CHECK_FILE
 from firstlight.loading.plan import ReadPlan, Segment, Wanted, make_plan
 from firstlight.quant.packings import Window, assemble
 from firstlight.quant.weight import Weight

@@ -18,8 +18,8 @@ import torch
 
 from firstlight.base.errors import ModelFileError
 from firstlight.base.files import replacing
-from firstlight.facts.remedies import CHECK_FILE
-from firstlight.facts.safetensors_header import SafetensorsEntry, read_safetensors_header
+from firstlight.facts.checkpoint.remedies import CHECK_FILE
+from firstlight.facts.checkpoint.safetensors_header import SafetensorsEntry, read_safetensors_header
 
 _TYPES = {
     "BOOL": torch.bool,

@@ -13,8 +13,8 @@ from dataclasses import replace
 from msgspec import structs
 
 from firstlight.base.errors import ModelFileError, why_unreadable
-from firstlight.facts.checkpoint import Checkpoint, TensorFacts
-from firstlight.facts.remedies import CHECK_FILE
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, TensorFacts
+from firstlight.facts.checkpoint.remedies import CHECK_FILE
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PIECE_BYTES = 8 * 1024 * 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from firstlight.facts.checkpoint import Checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.ops.collectives import Group
 from firstlight.ops.contract import Backend, MatrixKind

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from firstlight.base.errors import UnsupportedError
+from firstlight.facts.checkpoint.drafter_config import LAYER_IDS, DrafterFile
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.drafter_config import LAYER_IDS, DrafterFile
-from firstlight.facts.hf_experts_writer import latent_fields, yarn_fields
+from firstlight.facts.hf.hf_experts_writer import latent_fields, yarn_fields
 from firstlight.models.eagle3 import DrafterConfig
 
 _LAYER = "midlayer."

@@ -17,9 +17,9 @@ import torch
 
 from firstlight.base.errors import ModelFileError
 from firstlight.base.files import replacing
+from firstlight.facts.checkpoint.drafter_config import DrafterFile, describe_drafter
+from firstlight.facts.checkpoint.fields import read_json_object
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.drafter_config import DrafterFile, describe_drafter
-from firstlight.facts.fields import read_json_object
 from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
 from firstlight.models.eagle3 import Eagle3Drafter
 from firstlight.models.eagle3_config import drafter_config, file_name, raw_config

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.hf_config_writer import hf_config, hf_generation_config
+from firstlight.facts.hf.hf_config_writer import hf_config, hf_generation_config
 from firstlight.loading.safetensors_writer import MAX_SHARD_BYTES, SafetensorsWriter
 from firstlight.models.declare import Declaration
 from firstlight.models.registry import find

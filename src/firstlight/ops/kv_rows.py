@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from firstlight.base.errors import FirstlightError, UnsupportedError
-from firstlight.facts.memory import INT8_TAIL_BYTES as TAIL_BYTES
+from firstlight.facts.planning.memory_budget import INT8_TAIL_BYTES as TAIL_BYTES
 
 # What --kv-dtype names; "auto" is what a backend takes by itself.
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from firstlight.facts.formats import BlockGeometry
+from firstlight.facts.checkpoint.formats import BlockGeometry
 from firstlight.quant.weight import Weight
 
 # Rows are dequantized in pieces of about this many values, so that the passes over a piece stay in cache.

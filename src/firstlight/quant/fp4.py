@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from firstlight.facts.formats import SUPPORTED, BlockGeometry
+from firstlight.facts.checkpoint.formats import SUPPORTED, BlockGeometry
 from firstlight.quant.scaled import scaled_values
 from firstlight.quant.weight import Weight
 

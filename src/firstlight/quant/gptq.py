@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from firstlight.base.errors import ModelFileError
-from firstlight.facts.remedies import CHECK_CONFIG
+from firstlight.facts.checkpoint.remedies import CHECK_CONFIG
 from firstlight.quant.int4 import int4_blocks
 from firstlight.quant.parts import Parts, in_order, nibbles
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from firstlight.facts.formats import SUPPORTED, BlockGeometry
+from firstlight.facts.checkpoint.formats import SUPPORTED, BlockGeometry
 from firstlight.quant.blocks import blocks_of, write_nibbles
 from firstlight.quant.scaled import as_half, float_at, scaled_values
 from firstlight.quant.weight import Affine, Weight

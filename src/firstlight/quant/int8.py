@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from firstlight.facts.formats import SUPPORTED, BlockGeometry
+from firstlight.facts.checkpoint.formats import SUPPORTED, BlockGeometry
 from firstlight.quant.blocks import blocks_of
 from firstlight.quant.scaled import float_at, scaled_values, with_half_scales
 from firstlight.quant.weight import Affine, Weight

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from firstlight.facts.formats import SUPPORTED, BlockGeometry
+from firstlight.facts.checkpoint.formats import SUPPORTED, BlockGeometry
 from firstlight.quant.blocks import blocks_of, halves, row_pieces
 from firstlight.quant.weight import Nested, Weight
 

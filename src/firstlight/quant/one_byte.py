@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from firstlight.base.errors import ModelFileError
-from firstlight.facts.remedies import DOWNLOAD_AGAIN
+from firstlight.facts.checkpoint.remedies import DOWNLOAD_AGAIN
 from firstlight.quant.parts import Parts
 from firstlight.quant.scaled import scaled_blocks
 

@@ -1,8 +1,8 @@
 """A quantised matrix from the tensors that a safetensors file stores it in: parts to blocks of one format.
 
 Called by `loading.reader` when the last part of a slice has arrived. Adding a packing is one file, one line
-here and one in `facts.packings`. Invariant: a slice gives the bytes that the same slice of the whole has, and
-nothing is rounded.
+here and one in `facts.checkpoint.packings`. Invariant: a slice gives the bytes that the same slice of the
+whole has, and nothing is rounded.
 
 Shapes: N rows and K columns of the slice, B blocks of a row.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from firstlight.facts.tensor_facts import TensorFacts
+from firstlight.facts.checkpoint.tensor_facts import TensorFacts
 from firstlight.quant.awq import awq
 from firstlight.quant.four_bit_floats import mxfp4, nvfp4
 from firstlight.quant.gptq import gptq

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
-from firstlight.facts.formats import SUPPORTED
-from firstlight.facts.remedies import DOWNLOAD_AGAIN
-from firstlight.facts.schemes import Scheme
-from firstlight.facts.tensor_facts import StoredPart, TensorFacts
+from firstlight.facts.checkpoint.formats import SUPPORTED
+from firstlight.facts.checkpoint.remedies import DOWNLOAD_AGAIN
+from firstlight.facts.checkpoint.schemes import Scheme
+from firstlight.facts.checkpoint.tensor_facts import StoredPart, TensorFacts
 
 TYPES = {
     "F32": torch.float32,

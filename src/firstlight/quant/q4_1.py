@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from firstlight.facts.formats import SUPPORTED, BlockGeometry
+from firstlight.facts.checkpoint.formats import SUPPORTED, BlockGeometry
 from firstlight.quant.blocks import blocks_of, halves, row_pieces, write_nibbles
 from firstlight.quant.weight import Affine, Weight
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from firstlight.base.errors import UnsupportedError
-from firstlight.facts.formats import BlockGeometry
+from firstlight.facts.checkpoint.formats import BlockGeometry
 from firstlight.quant.blocks import blocks_of, row_pieces
 from firstlight.quant.weight import Weight
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from firstlight.facts.formats import SUPPORTED, BlockGeometry
+from firstlight.facts.checkpoint.formats import SUPPORTED, BlockGeometry
 from firstlight.quant.weight import Weight
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from firstlight.facts.formats import BlockGeometry
+from firstlight.facts.checkpoint.formats import BlockGeometry
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from firstlight.base.config import API_KEYS_FILE, API_SOCKET, RunConfig, ServerS
 from firstlight.base.errors import UsageError
 from firstlight.base.heap import give_back_heap
 from firstlight.base.phases import READY, PhaseReporter
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.serve.app import make_app
 from firstlight.serve.client import EngineClient
 from firstlight.serve.control_link import ControlLink

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from firstlight.base.errors import FirstlightError, ModelFileError, UnsupportedError
-from firstlight.facts.fields import read_json_object
+from firstlight.facts.checkpoint.fields import read_json_object
 from firstlight.text.kimi import RANKS_FILE, is_kimi, knows_split, read_kimi, tokenizer_code
 from firstlight.text.remote_code import run_tokenizer_code
 

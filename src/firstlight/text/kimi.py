@@ -17,8 +17,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
-from firstlight.facts.fields import MAX_SIZE
-from firstlight.facts.hf_ends import TOKENIZER_CLASS
+from firstlight.facts.checkpoint.fields import MAX_SIZE
+from firstlight.facts.hf.hf_ends import TOKENIZER_CLASS
 from firstlight.text.tiktoken_ranks import read_ranks, tokenizer_of_ranks
 
 RANKS_FILE = "tiktoken.model"

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from firstlight.facts.hf_ends import TOKENIZER_CLASS
+from firstlight.facts.hf.hf_ends import TOKENIZER_CLASS
 from firstlight.text.kimi import RANKS_FILE, SPLIT
 from firstlight.text.tiktoken_ranks import write_ranks
 from firstlight.text.vocabulary import byte_alphabet

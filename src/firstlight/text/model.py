@@ -13,8 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from firstlight.base.errors import RequestError, as_sentence
-from firstlight.facts.gguf_header import read_gguf
-from firstlight.facts.gguf_tokenizer import chat_template, tokenizer_config
+from firstlight.facts.gguf.gguf_header import read_gguf
+from firstlight.facts.gguf.gguf_tokenizer import chat_template, tokenizer_config
 from firstlight.text import folder
 from firstlight.text.detokenizer import StreamDecoder
 from firstlight.text.gguf_tokenizer import build_tokenizer

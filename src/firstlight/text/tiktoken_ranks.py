@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from firstlight.base.errors import ModelFileError, why_unreadable
-from firstlight.facts.fields import lfs_pointer
+from firstlight.facts.checkpoint.fields import lfs_pointer
 from firstlight.text.vocabulary import byte_alphabet
 
 MAX_RANKS_BYTES = 64 * 1024 * 1024  # the largest published one has 4

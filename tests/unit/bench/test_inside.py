@@ -10,13 +10,13 @@ import torch
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import UsageError
-from firstlight.bench import machine_rates
-from firstlight.bench.in_process import logits_of, open_engine
-from firstlight.bench.offline import OfflineOrder, Work, bench_offline, tables
-from firstlight.bench.quality import QualityOrder, bench_quality, details, read_texts, table
-from firstlight.bench.quality_full import kl_divergence, read_long_text, read_questions
-from firstlight.facts.checkpoint import open_checkpoint
-from firstlight.facts.memory import kv_bytes_per_token
+from firstlight.bench.engine.in_process import logits_of, open_engine
+from firstlight.bench.engine.offline import OfflineOrder, Work, bench_offline, tables
+from firstlight.bench.engine.quality import QualityOrder, bench_quality, details, read_texts, table
+from firstlight.bench.engine.quality_full import kl_divergence, read_long_text, read_questions
+from firstlight.bench.machine import machine_rates
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
+from firstlight.facts.planning.memory_budget import kv_bytes_per_token
 from support.experts import kimi, write_experts
 from support.serving import write_chat_model
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from firstlight.base.errors import EngineError, ResourceError, UsageError
-from firstlight.bench.http_client import HttpClient
+from firstlight.bench.serving.http_client import HttpClient
 from firstlight.cli.chat import ChatOptions, Conversation, _from_pipe, _interactive
 from firstlight.cli.chat_client import ChatClient
 from firstlight.cli.chat_sampling import Known, choose_sampling

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from firstlight.cli.main import make_app
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.models.packed_experts import PackedExperts
 from firstlight.text.model import TextModel
 from support.engines import Harness, submit

@@ -12,7 +12,7 @@ from firstlight.engine.plan import StepPlan
 from firstlight.engine.replay import EagerReplay, RecordedReplay
 from firstlight.engine.runner import ModelRunner
 from firstlight.engine.startup import start
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.facts.description import ModelDescription
 from firstlight.ops.collectives import Group
 from support.checkpoints import random_weights, tiny_description, write_hf_folder

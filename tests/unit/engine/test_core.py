@@ -16,7 +16,7 @@ from firstlight.engine.params import SamplingParams
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.scheduler import Scheduler
 from firstlight.engine.startup import quiet, self_test
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 
 VOCABULARY = 16

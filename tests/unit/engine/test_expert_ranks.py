@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import UsageError
 from firstlight.engine.plan import StepPlan
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.loading.fit import require_fit
 from firstlight.models.declare import Declaration
 from firstlight.models.registry import find

@@ -14,7 +14,7 @@ from firstlight.engine.messages import NOT_NUMBERS, Submit
 from firstlight.engine.not_numbers import Inspection, gave_up
 from firstlight.engine.speculation.ngram import NgramDrafter
 from firstlight.engine.startup import quiet, require_numbers, self_test
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.facts.description import ModelDescription
 from firstlight.models.random_model import Unpacked, write_random_model
 from support.checkpoints import tiny_description

@@ -17,7 +17,7 @@ from firstlight.engine.sizes import (
     allows_two_layouts,
     resolve_sizes,
 )
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.attention import attention_shape
 from firstlight.models.registry import find

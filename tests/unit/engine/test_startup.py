@@ -17,7 +17,7 @@ from firstlight.base.errors import (
 )
 from firstlight.engine.not_numbers import Inspection
 from firstlight.engine.startup import Started, quiet, self_test, start
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.ops.collectives import Group
 from support.checkpoints import mixed_formats, random_weights, tiny_description, write_gguf, write_hf_folder
 

@@ -16,7 +16,7 @@ import torch
 from gguf import GGMLQuantizationType as GgmlType
 
 from firstlight.base.errors import FirstlightError, ModelFileError, UnsupportedError
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from support.checkpoints import (
     random_weights,
     tiny_description,

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstlight.base.errors import FirstlightError
-from firstlight.facts.checkpoint import open_checkpoint
-from firstlight.facts.hf_config import describe_hf
-from firstlight.facts.hf_config_writer import hf_config
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
+from firstlight.facts.hf.hf_config import describe_hf
+from firstlight.facts.hf.hf_config_writer import hf_config
 from support.checkpoints import (
     ARCHITECTURES,
     mixed_formats,

@@ -33,9 +33,9 @@ from transformers import (
 
 from firstlight.base.errors import FirstlightError, ModelFileError
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.hf_config import describe_hf
-from firstlight.facts.hf_config_writer import hf_config
-from firstlight.facts.hf_families import ALIASES, FAMILIES
+from firstlight.facts.hf.hf_config import describe_hf
+from firstlight.facts.hf.hf_config_writer import hf_config
+from firstlight.facts.hf.hf_families import ALIASES, FAMILIES
 from support.checkpoints import ARCHITECTURES as DENSE
 from support.checkpoints import tiny_description
 from support.config_fields import (

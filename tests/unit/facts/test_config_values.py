@@ -12,8 +12,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
 from firstlight.base.errors import FirstlightError
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.hf_config import describe_hf
-from firstlight.facts.hf_config_writer import hf_config
+from firstlight.facts.hf.hf_config import describe_hf
+from firstlight.facts.hf.hf_config_writer import hf_config
 from support.checkpoints import tiny_description
 
 

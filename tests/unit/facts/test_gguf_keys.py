@@ -13,7 +13,7 @@ import gguf
 import pytest
 
 from firstlight.base.errors import UnsupportedError
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from support.checkpoints import random_weights, tiny_description, write_gguf
 
 FOLLOWED = {

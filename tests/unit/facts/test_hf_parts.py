@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from firstlight.base.errors import ModelFileError
-from firstlight.facts.checkpoint import open_checkpoint
-from firstlight.facts.memory import format_bytes
-from firstlight.facts.names import text_name
-from firstlight.facts.outline import open_outline
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.names import text_name
+from firstlight.facts.planning.memory_budget import format_bytes
+from firstlight.facts.planning.outline import open_outline
 from firstlight.loading.plan import Wanted, make_plan
 from firstlight.models.random_model import declared_shapes
 from support.experts import kimi, write_experts

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from firstlight.facts.all_reduce import LINKS, AllReduceTimes, measured, modelled
-from firstlight.facts.decode_time import DecodeTimes, Rates
-from firstlight.facts.deployment import Plan, make_plan
-from firstlight.facts.outline import open_outline, read_built_in
-from firstlight.facts.rank_memory import Device, Load
-from firstlight.facts.rank_weights import RankWeights
-from firstlight.facts.sharding import (
+from firstlight.facts.planning.all_reduce import LINKS, AllReduceTimes, measured, modelled
+from firstlight.facts.planning.decode_time import DecodeTimes, Rates
+from firstlight.facts.planning.deployment import Plan, make_plan
+from firstlight.facts.planning.outline import open_outline, read_built_in
+from firstlight.facts.planning.rank_memory import Device, Load
+from firstlight.facts.planning.rank_weights import RankWeights
+from firstlight.facts.planning.sharding import (
     ATTENTION,
     DENSE,
     EMBEDDING,

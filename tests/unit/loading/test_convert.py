@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from firstlight.base.errors import ModelFileError, ResourceError, UnsupportedError, UsageError
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.loading import convert, new_folder
 from firstlight.loading.convert import convert_gguf
 from firstlight.loading.plan import Wanted

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as GgmlType
 from safetensors.torch import load_file, save_file
 
 from firstlight.base.errors import ModelFileError
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.loading import finite
 from firstlight.loading.finite import NotFinite, bad_weights, find_not_finite
 from support.checkpoints import mixed_formats, random_weights, tiny_description, write_gguf, write_hf_folder

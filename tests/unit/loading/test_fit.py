@@ -12,7 +12,7 @@ import pytest
 
 from firstlight.base.config import MIN_MODEL_LEN, EngineSection
 from firstlight.base.errors import UsageError
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from firstlight.loading.fit import possible_ranks, require_fit
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 

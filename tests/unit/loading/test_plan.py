@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstlight.base.errors import ModelFileError, UsageError
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from firstlight.loading.plan import Wanted, make_plan, split_evenly
 from support.checkpoints import mixed_formats, random_weights, tiny_description, write_gguf, write_hf_folder
 

@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as GgmlType
 
 from firstlight.base.errors import ModelFileError
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from firstlight.loading import reader
 from firstlight.loading.plan import Wanted, split_evenly
 from firstlight.loading.reader import read_tensors

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from firstlight.base.errors import ModelFileError
 from firstlight.drafter.target import open_target, read_ends
-from firstlight.facts.checkpoint import open_checkpoint
-from firstlight.facts.outline import open_outline
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
+from firstlight.facts.planning.outline import open_outline
 from firstlight.loading import ties
 from firstlight.loading.ties import EMBEDDING, HEAD, settle_ties
 from support.byte_text import byte_tokenizer

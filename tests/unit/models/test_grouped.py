@@ -12,7 +12,7 @@ from msgspec.structs import replace as changed
 from safetensors.torch import load_file, save_file
 
 from firstlight.base.errors import UnsupportedError
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.loading.reader import read_tensors
 from firstlight.models.declare import Declaration

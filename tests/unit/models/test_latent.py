@@ -11,7 +11,7 @@ from firstlight.base.config import EngineSection
 from firstlight.engine import startup
 from firstlight.engine.plan import StepPlan
 from firstlight.engine.runner import ModelRunner
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.models.layers.latent import LatentAttention
 from firstlight.ops.collectives import Group
 from firstlight.ops.cuda.backend import CudaBackend

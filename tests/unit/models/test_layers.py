@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from firstlight.base.errors import UnsupportedError, UsageError
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.facts.description import ModelDescription, RopeScaling
 from firstlight.loading.plan import Wanted
 from firstlight.loading.reader import read_tensors

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from firstlight.facts.formats import GGML_TYPE_NAMES, SUPPORTED
+from firstlight.facts.checkpoint.formats import GGML_TYPE_NAMES, SUPPORTED
 from firstlight.quant.registry import BLOCK_FORMATS, FORMATS, NESTED_FORMATS, UNQUANTIZED, dequantize
 from firstlight.quant.weight import Weight
 from support import nested

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
-from firstlight.facts.packings import PACKINGS as NAMED
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from firstlight.facts.checkpoint.packings import PACKINGS as NAMED
 from firstlight.loading.plan import Wanted
 from firstlight.loading.reader import read_tensors
 from firstlight.quant.packings import PACKINGS

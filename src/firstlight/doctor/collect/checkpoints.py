@@ -20,9 +20,9 @@ from firstlight.doctor.evidence import Observation
 from firstlight.doctor.identity import option
 from firstlight.doctor.target import RUN
 from firstlight.doctor.values_host import CheckpointFiles, FileProblem
-from firstlight.facts.checkpoint import open_checkpoint
-from firstlight.facts.hf_checkpoint import INDEX_FILE
-from firstlight.facts.safetensors_header import read_safetensors_header
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.safetensors_header import read_safetensors_header
+from firstlight.facts.hf.hf_checkpoint import INDEX_FILE
 
 MAX_FILES = 1000
 _DRAFT_OPTIONS = ("--speculative-draft-model-path", "--speculative-model", "--drafter")

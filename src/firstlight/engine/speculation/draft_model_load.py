@@ -19,8 +19,8 @@ from firstlight.engine.speculation.draft_model import DraftModelDrafter
 from firstlight.engine.speculation.host import Extra, Host
 from firstlight.engine.speculation.places import Places
 from firstlight.engine.speculation.shape import Shape
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
-from firstlight.facts.memory import kv_bytes_per_token
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from firstlight.facts.planning.memory_budget import kv_bytes_per_token
 from firstlight.loading.ties import settle_ties
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.attention import attention_shape

@@ -24,9 +24,9 @@ from firstlight.engine.speculation.rule import Rule
 from firstlight.engine.speculation.shape import Shape, shape_of
 from firstlight.engine.speculation.speculation import Speculation
 from firstlight.engine.speculation.synthetic import Synthetic
-from firstlight.facts.checkpoint import Checkpoint
-from firstlight.facts.drafter_config import is_drafter
-from firstlight.facts.fields import read_json_object
+from firstlight.facts.checkpoint.checkpoint import Checkpoint
+from firstlight.facts.checkpoint.drafter_config import is_drafter
+from firstlight.facts.checkpoint.fields import read_json_object
 from firstlight.models.eagle3_file import CONFIG
 from firstlight.ops.contract import Backend
 

@@ -21,7 +21,7 @@ from firstlight.base.config import EngineSection
 from firstlight.base.environment import cache_place
 from firstlight.base.errors import FirstlightError
 from firstlight.base.files import replacing, sha256_of
-from firstlight.facts.checkpoint import Checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint
 from firstlight.models.eagle3_file import CONFIG
 from firstlight.ops.cpu.build import library_name
 

@@ -15,7 +15,7 @@ import msgspec
 from firstlight.base.config import EngineSection
 from firstlight.base.environment import cache_place
 from firstlight.base.files import known_sha256
-from firstlight.facts.checkpoint import Checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint
 from firstlight.facts.sources import DEFAULT_BYTES, DEFAULT_FILE, DEFAULT_NAME, DEFAULT_SHA256, DEFAULT_SHAPE
 
 NAME = "smollm2-135m-instruct-eagle3"

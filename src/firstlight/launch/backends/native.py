@@ -43,8 +43,10 @@ class NativeBackend:
 
     def require_servable(self, model: ModelSection) -> None:
         """Reads headers only."""
-        from firstlight.facts.checkpoint import open_checkpoint  # these bring numpy; the socket comes first
-        from firstlight.facts.machine import inspect_machine
+        from firstlight.facts.checkpoint.checkpoint import (
+            open_checkpoint,  # these bring numpy; the socket comes first
+        )
+        from firstlight.facts.machine.machine import inspect_machine
         from firstlight.loading.fit import require_fit, require_memory
 
         checkpoint, engine = open_checkpoint(Path(model.path)), self._resolved.engine

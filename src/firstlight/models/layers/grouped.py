@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from firstlight.base.errors import UnsupportedError
-from firstlight.facts.checkpoint import Checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import StoredMatrix, same_order, stack

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from firstlight.facts.checkpoint import Checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint
 from firstlight.facts.description import ModelDescription
 from firstlight.loading.plan import Wanted, split_evenly
 from firstlight.models.batch import ForwardBatch, OwnRows

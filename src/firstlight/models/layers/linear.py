@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from firstlight.facts.checkpoint import Checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint
 from firstlight.loading.plan import Wanted
 from firstlight.models.declare import Declaration
 from firstlight.ops.contract import LinearOp, MatrixKind

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from firstlight.facts.description import ModelDescription
-from firstlight.facts.sharding import BLOCK_VALUES as BLOCK_VALUES  # for `moe` too
+from firstlight.facts.planning.sharding import BLOCK_VALUES as BLOCK_VALUES  # for `moe` too
 from firstlight.loading.plan import Wanted, split_evenly
 from firstlight.models.declare import Declaration
 from firstlight.models.layers.linear import Linear, Part, Vector

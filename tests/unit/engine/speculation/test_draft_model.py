@@ -16,7 +16,7 @@ from firstlight.base.config import EngineSection
 from firstlight.base.errors import ModelFileError, UnsupportedError
 from firstlight.engine.messages import Submit
 from firstlight.engine.speculation.make import read_drafting
-from firstlight.facts.checkpoint import open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from support.checkpoints import random_weights, write_hf_folder
 from support.damaged import change_tensor
 from support.engines import Harness, Result, submit

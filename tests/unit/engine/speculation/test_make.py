@@ -13,7 +13,7 @@ from firstlight.base.config import EngineSection
 from firstlight.base.errors import FirstlightError
 from firstlight.engine.speculation.draft_model_load import DraftModelDrafting
 from firstlight.engine.speculation.make import read_drafting
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from firstlight.loading.tensor_file import read_tensor_file, write_tensor_file
 from support.eagle3 import write_pair
 

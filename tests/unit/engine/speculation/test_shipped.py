@@ -13,7 +13,7 @@ from firstlight.base import files
 from firstlight.base.config import EngineSection
 from firstlight.engine.speculation import shipped
 from firstlight.engine.speculation.shipped import NAME, TARGET, served_sha256, with_shipped_drafter
-from firstlight.facts.checkpoint import Checkpoint, open_checkpoint
+from firstlight.facts.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from support.checkpoints import random_weights, tiny_description, write_gguf, write_hf_folder
 
 USED = "the one that comes with the package"
