@@ -97,7 +97,7 @@ fix: $(TEST)  ## format the sources and apply ruff's safe fixes
 	$(BIN)/ruff check --fix src tests benchmarks
 
 docs: $(RUN)  ## write docs/doctor.md anew, from the causes that the doctor knows
-	$(BIN)/python -m firstlight.doctor.handbook > docs/doctor.md.new && mv docs/doctor.md.new docs/doctor.md
+	$(BIN)/python -m firstlight.doctor.report.handbook > docs/doctor.md.new && mv docs/doctor.md.new docs/doctor.md
 
 bench: $(RUN)  ## benchmark a running server: make bench ARGS="--url http://127.0.0.1:8000"
 	$(BIN)/firstlight bench serving $(ARGS)

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from firstlight.base.process import start_ticks
-from firstlight.doctor.bundle import read_bundle
-from firstlight.doctor.values_process import PythonStacks
+from firstlight.doctor.case.bundle import read_bundle
+from firstlight.doctor.case.values_process import PythonStacks
 from support.ports import free_port
 from support.serving import RunningServer, write_chat_model
 

@@ -90,11 +90,15 @@ def test_a_command_whose_reader_goes_away_does_not_claim_success() -> None:
         assert process.wait(STOP_DEADLINE_S) == 141
 
 
-@pytest.mark.parametrize("after", ["_socket", "firstlight.launch.front", "typer", "firstlight.launch.serve"])
+@pytest.mark.parametrize(
+    "after", ["_socket", "firstlight.launch.public.startup_responder", "typer", "firstlight.launch.serve"]
+)
 def test_an_interrupt_in_the_first_moments_is_no_traceback(model: Path, after: str, tmp_path: Path) -> None:
     """The interrupt comes while a module is being imported, however quick this machine is."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
+        # Ignored by whatever a script starts with `&`, and so by all that is started below it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         f"        if name == {after!r}:\n"

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from firstlight.doctor.discover import target_of_pid
-from firstlight.doctor.target import Target
+from firstlight.doctor.case.target import Target
+from firstlight.doctor.servers.discover import target_of_pid
 from patients.patient import HERE, Patient, Ward, until
 from support.ports import free_port
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.values_process import BlackBoxSeen
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.values_process import BlackBoxSeen
 from patients.foreign_servers import Foreign
 from patients.kinds_dead import GONE, WHY_GONE, Asker
 from patients.kinds_stopped import until_steps_end

@@ -11,8 +11,8 @@ import resource
 import signal
 import time
 
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.values_process import ExitRecord, ProcessState
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.values_process import ExitRecord, ProcessState
 from patients.foreign_servers import Foreign
 from patients.models import SHARDED, TINY
 from patients.native import Load, Server

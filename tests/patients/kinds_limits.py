@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import resource
 
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.values_process import Limits
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.values_process import Limits
 from patients.foreign_servers import Foreign
 from patients.kinds_dead import is_zombie
 from patients.models import TINY

@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.values_host import FileLocks
-from firstlight.doctor.values_process import PythonStacks
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.values_host import FileLocks
+from firstlight.doctor.case.values_process import PythonStacks
 from patients.foreign_servers import Foreign
 from patients.models import TINY
 from patients.native import SLOW_TO_JUDGE, Server, change

@@ -12,8 +12,8 @@ import socket
 import threading
 import time
 
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.values_host import Sockets
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.values_host import Sockets
 from patients.foreign_servers import Foreign
 from patients.models import TINY
 from patients.native import SLOW_TO_JUDGE, Ranks, Server, change
@@ -49,7 +49,7 @@ def _hub(ward: Ward) -> Patient:
     )
     until(lambda: _is_connecting(server.process.pid), "a connection that is not answered", every_s=0.05)
     pid = server.process.pid
-    from firstlight.doctor.discover import target_of_pid
+    from firstlight.doctor.servers.discover import target_of_pid
 
     return Patient(lambda: target_of_pid(pid), ("--pid", str(pid)), time.monotonic())
 

@@ -11,8 +11,8 @@ import signal
 import subprocess
 import time
 
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.values_process import ProcessState, PythonStacks, Threads
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.values_process import ProcessState, PythonStacks, Threads
 from patients.models import SHARDED, TINY
 from patients.native import SLOW_TO_JUDGE, Load, Ranks, Server, box, change, phase
 from patients.patient import Kind, Patient, Unavailable, Ward, until

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.values_process import ProcessState
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.values_process import ProcessState
 from patients.foreign_servers import Foreign
 from patients.models import LARGE, SHARDED
 from patients.native import SLOW_TO_JUDGE, Server

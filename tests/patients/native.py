@@ -23,8 +23,8 @@ import psutil
 from firstlight.base.blackbox.reader import Box, NotABox, read_box
 from firstlight.base.blackbox.store import box_path
 from firstlight.base.config import EngineSection, ModelSection, RunConfig, ServerSection, write_config
-from firstlight.doctor.discover import target_of_run
-from firstlight.doctor.target import Target
+from firstlight.doctor.case.target import Target
+from firstlight.doctor.servers.discover import target_of_run
 from patients.patient import INJECTED, Patient, Ward, until
 
 SLOW_TO_JUDGE = ("--stall-look", "600", "--stall-verdict", "900")  # so that the living can be examined

@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from firstlight.doctor.bundle import read_bundle
+from firstlight.doctor.case.bundle import read_bundle
+from firstlight.doctor.case.evidence import Case, decode_case, encode_case
 from firstlight.doctor.collect.run import examine_target
-from firstlight.doctor.evidence import Case, decode_case, encode_case
 from firstlight.doctor.verdict import judge
 from patients.kinds import KINDS
 from patients.patient import Kind, Patient, Unavailable, Ward, until

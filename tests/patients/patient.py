@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from firstlight.base.blackbox.store import drop_boxes
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.target import Target
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.target import Target
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"

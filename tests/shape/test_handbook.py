@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from firstlight.doctor.exit_codes import EXIT_CODES
-from firstlight.doctor.handbook import handbook
 from firstlight.doctor.hypotheses.registry import HYPOTHESES
 from firstlight.doctor.hypothesis import Condition
+from firstlight.doctor.report.exit_codes import EXIT_CODES
+from firstlight.doctor.report.handbook import handbook
 from shape.source import REPOSITORY
 
 

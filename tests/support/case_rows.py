@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.target import RUN, Engine, Role, Target, TargetProcess
-from firstlight.doctor.values import Value
-from firstlight.doctor.values_process import (
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.target import RUN, Engine, Role, Target, TargetProcess
+from firstlight.doctor.case.values import Value
+from firstlight.doctor.case.values_process import (
     BlackBoxSeen,
     Frame,
     LogTail,

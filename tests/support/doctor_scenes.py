@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from firstlight.base.blackbox.reader import NO_PLACE, Box, Collective, Odometer, PhaseRecord, Place
+from firstlight.doctor.case.evidence import Case, Observation, number
+from firstlight.doctor.case.target import Engine, Role, Target, TargetProcess
+from firstlight.doctor.case.values import Value
 from firstlight.doctor.collect.run import examine
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Case, Observation, number
-from firstlight.doctor.procfs import ProcFs
-from firstlight.doctor.target import Engine, Role, Target, TargetProcess
-from firstlight.doctor.values import Value
+from firstlight.doctor.servers.procfs import ProcFs
 
 DEADLINE_S = 10.0
 _NO_COLLECTIVES = Collective("", 0), Collective("", 0)

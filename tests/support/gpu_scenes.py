@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.target import HOST, RUN, Engine, Role
-from firstlight.doctor.values import Value
-from firstlight.doctor.values_host import Gpu, Gpus, NcclRas, RasCommunicator, RasCount
-from firstlight.doctor.values_process import (
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.target import HOST, RUN, Engine, Role
+from firstlight.doctor.case.values import Value
+from firstlight.doctor.case.values_host import Gpu, Gpus, NcclRas, RasCommunicator, RasCount
+from firstlight.doctor.case.values_process import (
     Environment,
     Frame,
     LogTail,

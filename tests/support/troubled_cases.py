@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from firstlight.base.blackbox.reader import Collective, Odometer
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.target import HOST, RUN, Engine, Role
-from firstlight.doctor.values import Failed
-from firstlight.doctor.values_device import KernelLog
-from firstlight.doctor.values_host import (
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.target import HOST, RUN, Engine, Role
+from firstlight.doctor.case.values import Failed
+from firstlight.doctor.case.values_device import KernelLog
+from firstlight.doctor.case.values_host import (
     CgroupMemory,
     CheckpointFiles,
     Compiler,
@@ -29,7 +29,7 @@ from firstlight.doctor.values_host import (
     Sockets,
     Stall,
 )
-from firstlight.doctor.values_process import (
+from firstlight.doctor.case.values_process import (
     BlackBoxSeen,
     Descriptor,
     Descriptors,

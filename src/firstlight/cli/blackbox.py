@@ -43,8 +43,8 @@ def blackbox(options: BlackboxOptions) -> None:
       firstlight blackbox /tmp/firstlight-ab12cd34 --last 200
       firstlight blackbox --json
     """
-    from firstlight.launch.timeline import read_timeline
-    from firstlight.launch.timeline_text import text_of
+    from firstlight.launch.timeline.timeline import read_timeline
+    from firstlight.launch.timeline.timeline_text import text_of
 
     timeline = read_timeline(options.run_dir or _only_run(), options.last)
     if options.json:
@@ -56,7 +56,7 @@ def blackbox(options: BlackboxOptions) -> None:
 
 
 def _only_run() -> Path:
-    from firstlight.launch.run_directory import ended_runs, living_runs
+    from firstlight.launch.runs.run_directory import ended_runs, living_runs
 
     living = living_runs()
     if len(living) == 1:

@@ -96,7 +96,7 @@ def doctor(options: DoctorOptions) -> int:
     """
     _check(options)
     from firstlight.cli.doctor_output import show
-    from firstlight.doctor.exit_codes import EXIT_CODES, worst
+    from firstlight.doctor.report.exit_codes import EXIT_CODES, worst
 
     if options.replay is not None:
         examined = _replayed(options.replay)
@@ -131,7 +131,7 @@ def _check(options: DoctorOptions) -> None:
 
 def _replayed(path: Path) -> list[Examined]:
     from firstlight.cli.doctor_output import judged
-    from firstlight.doctor.bundle import read_bundle
+    from firstlight.doctor.case.bundle import read_bundle
 
     return [judged(case) for case in read_bundle(path)]
 
@@ -140,7 +140,7 @@ def _examined(options: DoctorOptions) -> list[Examined]:
     """Every target looked at; with a bundle the verdict is on what stands in it."""
     from firstlight.cli.doctor_output import judged
     from firstlight.cli.doctor_targets import examine_one, targets_of
-    from firstlight.doctor.bundle import redact_case, write_bundle
+    from firstlight.doctor.case.bundle import redact_case, write_bundle
 
     cases = [examine_one(target, options) for target in targets_of(options)]
     if options.bundle is not None:

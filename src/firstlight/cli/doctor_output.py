@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.exit_codes import EXIT_CODES, worst
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.view import View, view_of
 from firstlight.doctor.looks import TEXTS
-from firstlight.doctor.report_markdown import report_markdown
-from firstlight.doctor.report_text import failures, report_text
+from firstlight.doctor.report.exit_codes import EXIT_CODES, worst
+from firstlight.doctor.report.report_markdown import report_markdown
+from firstlight.doctor.report.report_text import failures, report_text
 from firstlight.doctor.verdict import Verdict, judge_view
-from firstlight.doctor.view import View, view_of
 
 if TYPE_CHECKING:
     from firstlight.cli.doctor import DoctorOptions

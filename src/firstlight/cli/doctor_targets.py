@@ -22,16 +22,16 @@ from firstlight.base.config import API_KEYS_FILE
 from firstlight.base.errors import UsageError
 from firstlight.base.run_verdict import read_run_verdict
 from firstlight.cli.keys import gather_keys
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.redact import hide_in_text
+from firstlight.doctor.case.target import Role, Target
 from firstlight.doctor.collect.run import examine
 from firstlight.doctor.collect.scene import Options, Scene
-from firstlight.doctor.discover import find_targets, target_of_pid, target_of_run, target_of_url
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.redact import hide_in_text
-from firstlight.doctor.report_text import name_of, printable
-from firstlight.doctor.supervisor_socket import VERDICT, ask_supervisor
-from firstlight.doctor.target import Role, Target
-from firstlight.launch.run_directory import ended_runs, living_runs
-from firstlight.launch.runs import find_run
+from firstlight.doctor.report.report_text import name_of, printable
+from firstlight.doctor.servers.discover import find_targets, target_of_pid, target_of_run, target_of_url
+from firstlight.doctor.servers.supervisor_socket import VERDICT, ask_supervisor
+from firstlight.launch.runs.run_directory import ended_runs, living_runs
+from firstlight.launch.runs.runs import find_run
 
 if TYPE_CHECKING:
     from firstlight.cli.doctor import DoctorOptions

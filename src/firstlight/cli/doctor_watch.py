@@ -17,10 +17,10 @@ import msgspec
 from firstlight.base.errors import UsageError
 from firstlight.cli.doctor_output import Examined, as_json, judged
 from firstlight.cli.doctor_targets import examine_one, targets_of
-from firstlight.doctor.exit_codes import EXIT_CODES, worst
+from firstlight.doctor.case.target import Target
 from firstlight.doctor.hypothesis import Condition
-from firstlight.doctor.report_text import headline, name_of, printable
-from firstlight.doctor.target import Target
+from firstlight.doctor.report.exit_codes import EXIT_CODES, worst
+from firstlight.doctor.report.report_text import headline, name_of, printable
 
 if TYPE_CHECKING:
     from firstlight.cli.doctor import DoctorOptions

@@ -15,7 +15,7 @@ from firstlight.base.disposable_child import require_answer
 from firstlight.base.errors import FirstlightError
 from firstlight.base.proc_stat import launched_s
 from firstlight.cli.keys import gather_keys, listed_keys
-from firstlight.launch.early import Address, Early, open_early
+from firstlight.launch.public.early_socket import Address, Early, open_early
 
 # The flags of `serve`; a test compares them with the table of settings, which costs too much to import here.
 VALUE_FLAGS = frozenset(

@@ -14,7 +14,7 @@ import typer
 from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
-    from firstlight.doctor.grammar_check import Drift
+    from firstlight.doctor.logs.grammar_check import Drift
 
 DRIFTED = 1
 
@@ -47,8 +47,8 @@ def grammar(options: GrammarOptions) -> int:
       firstlight grammar vllm
       firstlight grammar sglang --package site-packages/sglang
     """
-    from firstlight.doctor.grammar import load_grammar
-    from firstlight.doctor.grammar_check import check_package
+    from firstlight.doctor.logs.grammar import load_grammar
+    from firstlight.doctor.logs.grammar_check import check_package
 
     known = load_grammar(options.engine)
     folder = options.package or _installed(options.engine, options.backend_python)

@@ -13,7 +13,7 @@ import typer
 from firstlight.cli.options import Debug
 
 if TYPE_CHECKING:
-    from firstlight.launch.runs import ProcessView, RunView
+    from firstlight.launch.runs.runs import ProcessView, RunView
 
 _HEADINGS = ("RUN", "PID", "STATUS", "PHASE", "DONE", "WHAT")
 
@@ -36,7 +36,7 @@ def ps(options: PsOptions) -> None:
       firstlight ps
       firstlight ps --all --json
     """
-    from firstlight.launch.runs import list_runs
+    from firstlight.launch.runs.runs import list_runs
 
     runs = list_runs(with_ended=options.all)
     if options.json:

@@ -94,7 +94,7 @@ def run(options: RunOptions, flags: Given) -> None:
     """
     from firstlight.base.resolve_config import read_toml, resolve
     from firstlight.facts.machine.machine import inspect_machine
-    from firstlight.launch.files import check_template
+    from firstlight.launch.runs.files import check_template
 
     file = read_toml(options.config) if options.config else Given({}, "no file")
     prompts = _prompts(options)
@@ -147,7 +147,7 @@ class _Watch:
     """Shows where the run is, in the lines of `serve`: each call is a report of progress."""
 
     def __init__(self, stream: TextIO) -> None:
-        from firstlight.launch.console import Console
+        from firstlight.launch.terminal.console import Console
 
         self._console = Console(stream, time.monotonic(), num_ranks=1, has_keys=False)
         self._phase, self._phase_start_s = "", 0.0
@@ -156,7 +156,7 @@ class _Watch:
         now_s = time.monotonic()
         if phase != self._phase:
             self._phase, self._phase_start_s = phase, now_s
-        from firstlight.launch.progress import ProgressLine
+        from firstlight.launch.timeline.progress import ProgressLine
 
         self._console.progress(
             ProgressLine(
@@ -181,7 +181,7 @@ class _Watch:
 
 def _load(path: Path, resolved: Resolved, num_prompts: int, watch: _Watch) -> LLM:
     from firstlight.base.environment import set_for_libraries
-    from firstlight.launch.commands import operator_variables
+    from firstlight.launch.processes.commands import operator_variables
 
     watch("imports", detail="torch")
     set_for_libraries(operator_variables(resolved.engine.threads))

@@ -39,8 +39,8 @@ def stop(options: StopOptions) -> None:
       firstlight stop 12345
       firstlight stop --now /tmp/firstlight-ab12cd34
     """
-    from firstlight.launch.runs import find_run
-    from firstlight.launch.stop import stop_run
+    from firstlight.launch.runs.runs import find_run
+    from firstlight.launch.runs.stop import stop_run
 
     path, record = find_run(options.run)
     stop_run(path, record, now=options.now)

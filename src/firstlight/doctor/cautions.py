@@ -10,10 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_host import Gpus, HostMemory
-from firstlight.doctor.values_process import Listed
-from firstlight.doctor.view import View
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_host import Gpus, HostMemory
+from firstlight.doctor.case.values_process import Listed
+from firstlight.doctor.case.view import View
 
 BAR = re.compile(r"(\d{1,3})% Completed \| *(\d+)/(\d+)")
 

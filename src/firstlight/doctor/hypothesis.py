@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from firstlight.doctor.target import Engine
+from firstlight.doctor.case.target import Engine
 
 if TYPE_CHECKING:
-    from firstlight.doctor.view import View
+    from firstlight.doctor.case.view import View
 
 
 class Condition(enum.Enum):

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.hypothesis import Look
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_host import (
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_host import (
     CgroupMemory,
     CheckpointFiles,
     FileLocks,
@@ -20,7 +19,7 @@ from firstlight.doctor.values_host import (
     NcclRas,
     Sockets,
 )
-from firstlight.doctor.values_process import (
+from firstlight.doctor.case.values_process import (
     BlackBoxSeen,
     Environment,
     ExitRecord,
@@ -30,6 +29,7 @@ from firstlight.doctor.values_process import (
     PythonStacks,
     Threads,
 )
+from firstlight.doctor.hypothesis import Look
 
 _NUM_LOOKS = 3
 # What it is, and what takes it by hand where the doctor cannot.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from firstlight.doctor.evidence import Seen
+from firstlight.doctor.case.evidence import Seen
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_process import SupervisorVerdict
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypothesis import Clue, Condition, Grade, Weight, same
-from firstlight.doctor.states import GONE
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_process import SupervisorVerdict
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.states import GONE
 
 if TYPE_CHECKING:
     from firstlight.doctor.verdict import Finding

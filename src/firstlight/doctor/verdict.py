@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from firstlight.doctor import describe
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.values_host import HttpProbe
+from firstlight.doctor.case.values_process import ExitRecord
+from firstlight.doctor.case.view import View, view_of
 from firstlight.doctor.cautions import cautions_of
-from firstlight.doctor.evidence import Case
 from firstlight.doctor.hypotheses.deaths import DIED
 from firstlight.doctor.hypotheses.registry import HYPOTHESES
 from firstlight.doctor.hypothesis import (
@@ -29,11 +31,9 @@ from firstlight.doctor.hypothesis import (
     same,
 )
 from firstlight.doctor.looks import decisive, is_taken
-from firstlight.doctor.motion import State, Thresholds
+from firstlight.doctor.motion.motion import State, Thresholds
 from firstlight.doctor.recorded import cite, has_ended, word_of_supervisor
-from firstlight.doctor.values_host import HttpProbe
-from firstlight.doctor.values_process import ExitRecord
-from firstlight.doctor.view import View, view_of
+from firstlight.doctor.report import describe
 
 UNKNOWN, IDLE, WORKING, ON_ITS_WAY = "unknown", "idle", "working", "on-its-way"
 ABSENT, ENDED = "no-server", "ended"

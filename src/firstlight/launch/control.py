@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from firstlight.launch.commands import API
 from firstlight.launch.events import (
     FAILURE_CODES,
     Accept,
@@ -35,6 +34,7 @@ from firstlight.launch.events import (
     Terminate,
     Tick,
 )
+from firstlight.launch.processes.commands import API
 
 PROBE_INTERVAL_S = 0.05
 LEAVE_S = 8.0  # from SIGTERM to SIGKILL

@@ -11,20 +11,20 @@ from typing import NamedTuple
 
 from firstlight.base.errors import EngineError
 from firstlight.base.failure import Failure
-from firstlight.doctor import describe
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.target import Target
+from firstlight.doctor.case.view import View
 from firstlight.doctor.collect.registry import QUICK
 from firstlight.doctor.collect.run import examine
 from firstlight.doctor.collect.scene import Scene
-from firstlight.doctor.evidence import Case
 from firstlight.doctor.hypothesis import Condition, Grade
-from firstlight.doctor.motion import ServerMotion, judge_motion
-from firstlight.doctor.states import FATAL, State, Thresholds
-from firstlight.doctor.target import Target
+from firstlight.doctor.motion.motion import ServerMotion, judge_motion
+from firstlight.doctor.motion.states import FATAL, State, Thresholds
+from firstlight.doctor.motion.waits import WaitGraph, wait_graph
+from firstlight.doctor.report import describe
 from firstlight.doctor.verdict import UNKNOWN, judge_view
-from firstlight.doctor.view import View
-from firstlight.doctor.waits import WaitGraph, wait_graph
-from firstlight.launch.commands import API
 from firstlight.launch.events import Stalled
+from firstlight.launch.processes.commands import API
 
 # The supervisor's word on an engine that stands still: the doctor's verdict as one message and one remedy.
 # The message names a process, where it is and what was seen of it; what is not known is not said.

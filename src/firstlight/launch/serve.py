@@ -23,22 +23,22 @@ from firstlight.base.phases import SPAWN
 from firstlight.base.resolve_config import Resolved
 from firstlight.launch.backends.native import NativeBackend
 from firstlight.launch.backends.protocol import Backend, BoxSpec
-from firstlight.launch.children import Children
-from firstlight.launch.commands import run_id, title
-from firstlight.launch.console import Console
 from firstlight.launch.control import LaunchState, OnStall
-from firstlight.launch.early import Early, open_early
 from firstlight.launch.events import FAILURE_CODES
-from firstlight.launch.files import check_files
-from firstlight.launch.front import Picture
-from firstlight.launch.janitor_process import start_janitor
-from firstlight.launch.listen import bound_port
-from firstlight.launch.logs import keep_verdict, log_path, write_ends
-from firstlight.launch.picture import verdict_values
-from firstlight.launch.public_side import PublicSide
-from firstlight.launch.run_directory import make_run_directory, remove_ended_runs, write_api_keys
+from firstlight.launch.processes.children import Children
+from firstlight.launch.processes.commands import run_id, title
+from firstlight.launch.processes.janitor_process import start_janitor
+from firstlight.launch.public.early_socket import Early, open_early
+from firstlight.launch.public.listen import bound_port
+from firstlight.launch.public.public_side import PublicSide
+from firstlight.launch.public.startup_responder import Picture
+from firstlight.launch.public.startup_status import verdict_values
+from firstlight.launch.public.systemd import Notifier
+from firstlight.launch.runs.files import check_files
+from firstlight.launch.runs.logs import keep_verdict, log_path, write_ends
+from firstlight.launch.runs.run_directory import make_run_directory, remove_ended_runs, write_api_keys
 from firstlight.launch.supervisor import RestartLimit, supervise
-from firstlight.launch.systemd import Notifier
+from firstlight.launch.terminal.console import Console
 from firstlight.launch.verdict import Verdict, verdict
 
 

@@ -12,9 +12,9 @@ import msgspec
 
 from firstlight.base.errors import EngineError
 from firstlight.base.failure import Failure
-from firstlight.launch.commands import title
 from firstlight.launch.control import LaunchState
 from firstlight.launch.events import FAILURE_CODES, Death, Stalled
+from firstlight.launch.processes.commands import title
 
 _INTERRUPTED = 130
 _LESS_MEMORY = (

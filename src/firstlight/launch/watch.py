@@ -15,10 +15,10 @@ from firstlight.base.blackbox.store import boxes_of
 from firstlight.base.clock import Clock
 from firstlight.base.config import RunConfig
 from firstlight.launch.backends.protocol import Follower
-from firstlight.launch.commands import API
 from firstlight.launch.control import OnStall
 from firstlight.launch.events import Event, Recovered, Stalled
-from firstlight.launch.pulse import Pulses, has_work, is_serving, read_mark
+from firstlight.launch.processes.commands import API
+from firstlight.launch.timeline.progress_watch import Pulses, has_work, is_serving, read_mark
 
 _LOOK_S = 0.5
 

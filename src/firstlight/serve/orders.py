@@ -1,7 +1,7 @@
 """What the supervisor tells the api process, one JSON line an order, through a pair of sockets.
 
-Sent by `launch.api_link`, obeyed by `serve.control_link`. Invariant: its end is an order too: the supervisor
-has gone.
+Sent by `launch.public.api_link`, obeyed by `serve.control_link`. Invariant: its end is an order too: the
+supervisor has gone.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from firstlight.base.blackbox.store import make_box_folder, open_own_box
 from firstlight.cli.main import make_app
-from firstlight.launch import run_directory
-from firstlight.launch.run_directory import RunDirectory, make_run_directory
+from firstlight.launch.runs import run_directory
+from firstlight.launch.runs.run_directory import RunDirectory, make_run_directory
 
 runner = CliRunner()
 

@@ -15,10 +15,10 @@ from firstlight.base.errors import UsageError
 from firstlight.cli.doctor import DoctorOptions
 from firstlight.cli.doctor_output import as_json, judged
 from firstlight.cli.doctor_targets import key_for
-from firstlight.doctor.bundle import redact_case, write_bundle
+from firstlight.doctor.case.bundle import redact_case, write_bundle
+from firstlight.doctor.case.target import Target
 from firstlight.doctor.collect.process_state import STATE
 from firstlight.doctor.collect.threads import THREADS
-from firstlight.doctor.target import Target
 from support.doctor_scenes import case, living, look, made_up, target
 
 OPENED = """
@@ -29,7 +29,7 @@ def hook(event, arguments):
         seen.append(arguments[0])
     if event in ("socket.connect", "subprocess.Popen", "os.kill", "os.posix_spawn"):
         seen.append(event)
-import firstlight.cli.main, firstlight.cli.doctor_output, firstlight.doctor.bundle
+import firstlight.cli.main, firstlight.cli.doctor_output, firstlight.doctor.case.bundle
 sys.addaudithook(hook)
 sys.argv = ["firstlight", "doctor", "--replay", sys.argv[1], "--json"]
 try:

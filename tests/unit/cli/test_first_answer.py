@@ -14,7 +14,7 @@ import pytest
 from firstlight.base.settings import ALL_SETTINGS
 from firstlight.cli import first_answer
 from firstlight.cli.first_answer import SWITCHES, VALUE_FLAGS, Doubt, open_for, understand
-from firstlight.launch.early import Address
+from firstlight.launch.public.early_socket import Address
 
 LISTENS = """
 from firstlight.cli.first_answer import open_for

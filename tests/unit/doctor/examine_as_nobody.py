@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from firstlight.doctor.case.evidence import encode_case
+from firstlight.doctor.case.target import Engine, Role, Target, TargetProcess
 from firstlight.doctor.collect.descriptors import DESCRIPTORS, PIPES
 from firstlight.doctor.collect.environment import ENVIRONMENT, LIBRARIES
 from firstlight.doctor.collect.process_state import INPUT_OUTPUT, LIMITS, MEMORY, STATE
@@ -12,9 +14,7 @@ from firstlight.doctor.collect.run import examine
 from firstlight.doctor.collect.scene import Scene
 from firstlight.doctor.collect.stacks import STACKS
 from firstlight.doctor.collect.threads import THREADS
-from firstlight.doctor.evidence import encode_case
-from firstlight.doctor.procfs import ProcFs
-from firstlight.doctor.target import Engine, Role, Target, TargetProcess
+from firstlight.doctor.servers.procfs import ProcFs
 
 NOBODY = 65534
 COLLECTORS = [STATE, THREADS, INPUT_OUTPUT, MEMORY, LIMITS] + [

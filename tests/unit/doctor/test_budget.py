@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from firstlight.base.blackbox.reader import Box, EventRecord, Odometer, PhaseRecord
-from firstlight.doctor.motion import State, Thresholds, expected_piece_s, judge_motion
-from firstlight.doctor.values_process import BlackBoxSeen
+from firstlight.doctor.case.values_process import BlackBoxSeen
+from firstlight.doctor.motion.motion import State, Thresholds, expected_piece_s, judge_motion
 from support.case_rows import boxed, busy, one_rank
 from support.doctor_scenes import box
 

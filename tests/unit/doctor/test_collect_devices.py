@@ -12,17 +12,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from firstlight.doctor.case.target import HOST
+from firstlight.doctor.case.values_device import KernelLog, NicCounters, PciPaths
+from firstlight.doctor.case.values_host import Gpus
+from firstlight.doctor.case.values_process import Libraries
 from firstlight.doctor.collect.environment import LIBRARIES, build_id
 from firstlight.doctor.collect.kernel_log import KERNEL_LOG
 from firstlight.doctor.collect.nics import NICS
 from firstlight.doctor.collect.pci import PCI, acs_control
 from firstlight.doctor.collect.run import examine
 from firstlight.doctor.collect.scene import Scene
-from firstlight.doctor.procfs import ProcFs
-from firstlight.doctor.target import HOST
-from firstlight.doctor.values_device import KernelLog, NicCounters, PciPaths
-from firstlight.doctor.values_host import Gpus
-from firstlight.doctor.values_process import Libraries
+from firstlight.doctor.servers.procfs import ProcFs
 from support.doctor_scenes import living, look, target, the, tree
 
 ACS_ON, ACS_OFF = 0x001D, 0x0000

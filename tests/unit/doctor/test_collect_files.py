@@ -15,6 +15,18 @@ from firstlight.base.blackbox.writer import BlackBox, create_box
 from firstlight.base.errors import ModelFileError
 from firstlight.base.exit_notes import ExitNote, write_exit_note
 from firstlight.base.failure import write_failure
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import HOST, RUN, TargetProcess
+from firstlight.doctor.case.values_host import (
+    CgroupMemory,
+    CgroupPids,
+    FileLocks,
+    FreeSpace,
+    HostMemory,
+    JitLocks,
+    Pressure,
+)
+from firstlight.doctor.case.values_process import BlackBoxSeen, ExitRecord, LogTail
 from firstlight.doctor.collect.blackboxes import BOXES
 from firstlight.doctor.collect.cgroup import CGROUPS
 from firstlight.doctor.collect.checkpoints import check, locate
@@ -24,19 +36,7 @@ from firstlight.doctor.collect.host import HOST_MEMORY, PRESSURE, SPACE, parse_p
 from firstlight.doctor.collect.jit_locks import JIT_LOCKS
 from firstlight.doctor.collect.logs import LOGS, read_tail
 from firstlight.doctor.collect.scene import Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.procfs import ProcFs
-from firstlight.doctor.target import HOST, RUN, TargetProcess
-from firstlight.doctor.values_host import (
-    CgroupMemory,
-    CgroupPids,
-    FileLocks,
-    FreeSpace,
-    HostMemory,
-    JitLocks,
-    Pressure,
-)
-from firstlight.doctor.values_process import BlackBoxSeen, ExitRecord, LogTail
+from firstlight.doctor.servers.procfs import ProcFs
 from support.doctor_scenes import child, living, look, recorded, target, the, tree, until
 
 HOLDS = (

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from firstlight.doctor.case.target import HOST, RUN, Target
+from firstlight.doctor.case.values_host import Generation, Gpus, HttpProbe, RequestLoad, Sockets
 from firstlight.doctor.collect.gpus import GPUS
 from firstlight.doctor.collect.probes import GENERATION, HTTP, LOAD, Request, ask
 from firstlight.doctor.collect.ras import ask as ask_ras
 from firstlight.doctor.collect.ras import parse_report
 from firstlight.doctor.collect.scene import Options, Scene
 from firstlight.doctor.collect.sockets import SOCKETS
-from firstlight.doctor.target import HOST, RUN, Target
-from firstlight.doctor.values_host import Generation, Gpus, HttpProbe, RequestLoad, Sockets
 from support.doctor_scenes import child, living, look, target, the
 from support.tls import tls_server
 

@@ -11,18 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from firstlight.doctor.collect.descriptors import DESCRIPTORS, PIPES
-from firstlight.doctor.collect.environment import ENVIRONMENT, LIBRARIES
-from firstlight.doctor.collect.process_state import INPUT_OUTPUT, LIMITS, MEMORY, STATE
-from firstlight.doctor.collect.scene import Scene
-from firstlight.doctor.collect.stacks import STACKS, find_tool, parse_dump
-from firstlight.doctor.collect.threads import THREADS, parse_syscall
-from firstlight.doctor.collect.tree import COMPILERS, TREE
-from firstlight.doctor.evidence import decode_case, encode_case
-from firstlight.doctor.procfs import ProcFs, parse_stat
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_host import Compilers, Pipes, Tree
-from firstlight.doctor.values_process import (
+from firstlight.doctor.case.evidence import decode_case, encode_case
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_host import Compilers, Pipes, Tree
+from firstlight.doctor.case.values_process import (
     Descriptors,
     Environment,
     InputOutput,
@@ -33,6 +25,14 @@ from firstlight.doctor.values_process import (
     PythonStacks,
     Threads,
 )
+from firstlight.doctor.collect.descriptors import DESCRIPTORS, PIPES
+from firstlight.doctor.collect.environment import ENVIRONMENT, LIBRARIES
+from firstlight.doctor.collect.process_state import INPUT_OUTPUT, LIMITS, MEMORY, STATE
+from firstlight.doctor.collect.scene import Scene
+from firstlight.doctor.collect.stacks import STACKS, find_tool, parse_dump
+from firstlight.doctor.collect.threads import THREADS, parse_syscall
+from firstlight.doctor.collect.tree import COMPILERS, TREE
+from firstlight.doctor.servers.procfs import ProcFs, parse_stat
 from support.doctor_scenes import child, in_state, living, look, recorded, target, the, tree, until
 
 SLEEPS = "import time; print('up', flush=True); time.sleep(60)"

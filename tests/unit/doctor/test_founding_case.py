@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from firstlight.doctor.bundle import read_bundle, write_bundle
-from firstlight.doctor.evidence import Case
+from firstlight.doctor.case.bundle import read_bundle, write_bundle
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.target import HOST, RUN, Engine, Role, TargetProcess
+from firstlight.doctor.case.values_host import Gpu, Gpus, HostMemory, HttpProbe
+from firstlight.doctor.case.values_process import Listed, LogTail, ProcessState
 from firstlight.doctor.hypothesis import Condition, Grade, Look
-from firstlight.doctor.target import HOST, RUN, Engine, Role, TargetProcess
-from firstlight.doctor.values_host import Gpu, Gpus, HostMemory, HttpProbe
-from firstlight.doctor.values_process import Listed, LogTail, ProcessState
 from firstlight.doctor.verdict import UNKNOWN, Verdict, judge
 from support.doctor_scenes import case, made_up, target
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+from firstlight.doctor.case.target import HOST, Engine
+from firstlight.doctor.case.values_device import PciGpu, PciPaths
+from firstlight.doctor.case.values_host import Compiler, Compilers, Generation
+from firstlight.doctor.case.values_process import Libraries, Library
 from firstlight.doctor.hypothesis import Condition, Grade
-from firstlight.doctor.target import HOST, Engine
-from firstlight.doctor.values_device import PciGpu, PciPaths
-from firstlight.doctor.values_host import Compiler, Compilers, Generation
-from firstlight.doctor.values_process import Libraries, Library
 from firstlight.doctor.verdict import Verdict, judge
 from support.gpu_scenes import COMPUTING, IDLE, WAITING, gpus, ras, server, stack
 

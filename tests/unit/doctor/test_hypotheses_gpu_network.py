@@ -10,15 +10,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from firstlight.doctor.collect.process_state import STATE
-from firstlight.doctor.collect.sockets import SOCKETS
-from firstlight.doctor.collect.threads import THREADS
-from firstlight.doctor.hypothesis import Condition, Grade
-from firstlight.doctor.target import HOST, RUN, Engine
-from firstlight.doctor.values import Failed, Value
-from firstlight.doctor.values_device import KernelLog, NicCounters, NicPort
-from firstlight.doctor.values_host import SocketEnd, Sockets
-from firstlight.doctor.values_process import (
+from firstlight.doctor.case.target import HOST, RUN, Engine
+from firstlight.doctor.case.values import Failed, Value
+from firstlight.doctor.case.values_device import KernelLog, NicCounters, NicPort
+from firstlight.doctor.case.values_host import SocketEnd, Sockets
+from firstlight.doctor.case.values_process import (
     ExitRecord,
     Libraries,
     Library,
@@ -26,6 +22,10 @@ from firstlight.doctor.values_process import (
     Threads,
     ThreadState,
 )
+from firstlight.doctor.collect.process_state import STATE
+from firstlight.doctor.collect.sockets import SOCKETS
+from firstlight.doctor.collect.threads import THREADS
+from firstlight.doctor.hypothesis import Condition, Grade
 from firstlight.doctor.verdict import Verdict, judge
 from support.doctor_scenes import case, child, living, look, made_up, target
 from support.gpu_scenes import IDLE, WAITING, gpus, server, stack

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from firstlight.base.run_verdict import RunVerdict, write_run_verdict
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_process import BlackBoxSeen, ExitRecord, ProcessState, SupervisorVerdict
 from firstlight.doctor.collect.run_verdicts import RUN_VERDICTS
-from firstlight.doctor.evidence import Case
 from firstlight.doctor.hypothesis import Condition, Grade
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_process import BlackBoxSeen, ExitRecord, ProcessState, SupervisorVerdict
 from firstlight.doctor.verdict import judge
 from support import troubled_cases as troubled
 from support.case_rows import Rows, asleep, both, boxed, one_rank, stack

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from firstlight.doctor.evidence import Case
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.target import RUN, Engine, Role
+from firstlight.doctor.case.values import Failed, Value
+from firstlight.doctor.case.values_process import LogTail, ProcessState, Threads, ThreadState
+from firstlight.doctor.case.view import View, view_of
 from firstlight.doctor.hypothesis import Clue, Condition, Grade, Look, Remedies
-from firstlight.doctor.report_markdown import code, fenced, report_markdown
-from firstlight.doctor.report_text import headline, printable, report_text
-from firstlight.doctor.target import RUN, Engine, Role
-from firstlight.doctor.values import Failed, Value
-from firstlight.doctor.values_process import LogTail, ProcessState, Threads, ThreadState
+from firstlight.doctor.report.report_markdown import code, fenced, report_markdown
+from firstlight.doctor.report.report_text import headline, printable, report_text
 from firstlight.doctor.verdict import Excluded, Finding, Verdict
-from firstlight.doctor.view import View, view_of
 from support.doctor_scenes import case, made_up, target
 
 NASTY = "\x1b[2J\x1b]0;owned\x07 ``` <script> @someone [x](http://evil) \u202e\r\n# head"

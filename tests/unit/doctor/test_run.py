@@ -10,15 +10,15 @@ from typing import get_args
 import msgspec
 import pytest
 
+from firstlight.doctor.case.evidence import MAX_RAW_CHARS, Case, Observation, decode_case, encode_case, number
+from firstlight.doctor.case.target import HOST
+from firstlight.doctor.case.values import Failed, Value, kind_of
+from firstlight.doctor.case.values_host import Compilers, FreeSpace, Gpu, Gpus
+from firstlight.doctor.case.values_process import BlackBoxSeen, InputOutput
 from firstlight.doctor.collect.child import run_child
 from firstlight.doctor.collect.registry import COLLECTORS
 from firstlight.doctor.collect.run import examine
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import MAX_RAW_CHARS, Case, Observation, decode_case, encode_case, number
-from firstlight.doctor.target import HOST
-from firstlight.doctor.values import Failed, Value, kind_of
-from firstlight.doctor.values_host import Compilers, FreeSpace, Gpu, Gpus
-from firstlight.doctor.values_process import BlackBoxSeen, InputOutput
 from support.doctor_scenes import box, case, made_up, target
 
 VALUE = FreeSpace(purpose="shm", path="/x", total_bytes=1, free_bytes=1)

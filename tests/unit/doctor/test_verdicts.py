@@ -11,18 +11,18 @@ import msgspec
 import pytest
 
 from firstlight.base.blackbox.reader import Odometer
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.hypotheses.registry import HYPOTHESES
-from firstlight.doctor.hypothesis import Condition, Grade
-from firstlight.doctor.target import RUN, Engine, Role
-from firstlight.doctor.values_host import (
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.target import RUN, Engine, Role
+from firstlight.doctor.case.values_host import (
     HttpProbe,
 )
-from firstlight.doctor.values_process import (
+from firstlight.doctor.case.values_process import (
     BlackBoxSeen,
     LogTail,
     ProcessState,
 )
+from firstlight.doctor.hypotheses.registry import HYPOTHESES
+from firstlight.doctor.hypothesis import Condition, Grade
 from firstlight.doctor.verdict import Verdict, judge
 from support import troubled_cases as troubled
 from support.case_rows import Rows, asleep, both, boxed, busy, log, one_rank, stack

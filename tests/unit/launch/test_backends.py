@@ -22,8 +22,8 @@ from firstlight.launch.backends.foreign import ForeignBackend
 from firstlight.launch.backends.installed import find_installed
 from firstlight.launch.backends.kinds import KINDS, arguments, require_known
 from firstlight.launch.backends.log_follower import end_leftovers
-from firstlight.launch.commands import run_token
-from firstlight.launch.output import OutputLine
+from firstlight.launch.processes.commands import run_token
+from firstlight.launch.processes.output import OutputLine
 from firstlight.serve.upstream import Place, read_place
 from support.stand_in_vllm import VERSION, install_stand_in
 

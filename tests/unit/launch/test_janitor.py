@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from firstlight.launch import janitor
-from firstlight.launch.janitor_process import _own_group
+from firstlight.launch.processes.janitor_process import _own_group
 
 SOURCES = Path(__file__).parents[3] / "src"
 # A supervisor that starts a janitor and three processes, says their pids, and waits to be killed.
 SUPERVISOR = """
 import os, subprocess, sys, time
 from firstlight.launch.janitor import RUN_VARIABLE
-from firstlight.launch.janitor_process import start_janitor
+from firstlight.launch.processes.janitor_process import start_janitor
 run_id, socket_path, link = sys.argv[1:4]
 janitor = start_janitor(run_id, [socket_path, link])
 marked = {**os.environ, RUN_VARIABLE: run_id}

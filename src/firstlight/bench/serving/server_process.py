@@ -26,7 +26,7 @@ from firstlight.base.blackbox.store import box_path
 from firstlight.base.environment import child_environment
 from firstlight.base.errors import EngineError
 from firstlight.base.process import Child, start_child
-from firstlight.doctor.procfs import TICKS_PER_S, ProcFs
+from firstlight.doctor.servers.procfs import TICKS_PER_S, ProcFs
 
 _TRY_ALONE = "Run the same command by itself: {}"
 

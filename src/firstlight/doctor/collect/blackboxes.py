@@ -14,9 +14,9 @@ import msgspec
 
 from firstlight.base.blackbox.reader import Box, NotABox, read_box
 from firstlight.base.blackbox.store import boxes_of
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.values_process import BlackBoxSeen
 from firstlight.doctor.collect.scene import Collector, Scene, failed
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.values_process import BlackBoxSeen
 
 MAX_EVENTS = 64
 MAX_PHASES = 128

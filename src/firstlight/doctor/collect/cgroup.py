@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.values import Value
+from firstlight.doctor.case.values_host import CgroupMemory, CgroupPids, Pressure, Stall
 from firstlight.doctor.collect.host import parse_pressure
 from firstlight.doctor.collect.scene import Collector, Scene, failed
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.values import Value
-from firstlight.doctor.values_host import CgroupMemory, CgroupPids, Pressure, Stall
 
 _UNLIMITED_BYTES = 1 << 60  # version 1 writes a number near 2^63 for "no limit"
 

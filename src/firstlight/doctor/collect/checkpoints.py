@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from firstlight.base.errors import ModelFileError, UnsupportedError
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_host import CheckpointFiles, FileProblem
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.identity import option
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_host import CheckpointFiles, FileProblem
+from firstlight.doctor.servers.identity import option
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.facts.checkpoint.safetensors_header import read_safetensors_header
 from firstlight.facts.hf.hf_checkpoint import INDEX_FILE

@@ -10,13 +10,13 @@ import os
 import re
 from collections.abc import Iterator
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import RUN, TargetProcess
+from firstlight.doctor.case.values import Value
+from firstlight.doctor.case.values_host import PipeEnds, Pipes
+from firstlight.doctor.case.values_process import Descriptor, Descriptors
 from firstlight.doctor.collect.scene import Collector, Scene, each_process
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.procfs import ProcFs
-from firstlight.doctor.target import RUN, TargetProcess
-from firstlight.doctor.values import Value
-from firstlight.doctor.values_host import PipeEnds, Pipes
-from firstlight.doctor.values_process import Descriptor, Descriptors
+from firstlight.doctor.servers.procfs import ProcFs
 
 MAX_DESCRIPTORS = 1024
 _INODE = re.compile(r"(pipe|socket):\[(\d+)\]")

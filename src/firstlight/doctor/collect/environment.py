@@ -11,12 +11,12 @@ import re
 import struct
 from pathlib import Path
 
+from firstlight.doctor.case.redact import hide_in_text, is_secret_name
+from firstlight.doctor.case.target import TargetProcess
+from firstlight.doctor.case.values import Value
+from firstlight.doctor.case.values_process import Environment, Libraries, Library
 from firstlight.doctor.collect.scene import Collector, each_process
-from firstlight.doctor.procfs import ProcFs
-from firstlight.doctor.redact import hide_in_text, is_secret_name
-from firstlight.doctor.target import TargetProcess
-from firstlight.doctor.values import Value
-from firstlight.doctor.values_process import Environment, Libraries, Library
+from firstlight.doctor.servers.procfs import ProcFs
 
 _PREFIXES = (
     ("CUDA_", "NCCL_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "GLOO_", "VLLM_")

@@ -13,10 +13,10 @@ import msgspec
 
 from firstlight.base.exit_notes import ExitNote, read_exit_notes
 from firstlight.base.failure import Failure, read_failure
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.redact import hide_in_text
+from firstlight.doctor.case.values_process import ExitRecord
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.redact import hide_in_text
-from firstlight.doctor.values_process import ExitRecord
 
 _PREFIX, _SUFFIX = "failure-", ".json"
 

@@ -14,11 +14,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_host import FileLock, FileLocks
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.procfs import ProcFs
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_host import FileLock, FileLocks
+from firstlight.doctor.servers.procfs import ProcFs
 
 _LINE = re.compile(
     r"^(?:lock:\s*)?(\d+): (-> )?\s*(FLOCK|POSIX|OFDLCK)\s+\S+\s+(\S+)\s+(-?\d+)\s+[0-9a-f]+:[0-9a-f]+:(\d+)"

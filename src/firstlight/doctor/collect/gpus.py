@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import HOST
+from firstlight.doctor.case.values import Failed
+from firstlight.doctor.case.values_host import Gpus
 from firstlight.doctor.collect.child import run_child
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.target import HOST
-from firstlight.doctor.values import Failed
-from firstlight.doctor.values_host import Gpus
 
 _SCRIPT = Path(__file__).with_name("nvml_child.py")
 _DEADLINE_S = 8.0  # the first call after boot wakes the driver up

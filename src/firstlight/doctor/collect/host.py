@@ -9,11 +9,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import HOST
+from firstlight.doctor.case.values_host import FreeSpace, HostMemory, Pressure, Stall
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.procfs import kib_bytes
-from firstlight.doctor.target import HOST
-from firstlight.doctor.values_host import FreeSpace, HostMemory, Pressure, Stall
+from firstlight.doctor.servers.procfs import kib_bytes
 
 
 def collect_memory(scene: Scene) -> Iterator[Observation]:

@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import RUN, TargetProcess
+from firstlight.doctor.case.values_host import JitLocks, LockFile
 from firstlight.doctor.collect.file_locks import lock_holders
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.target import RUN, TargetProcess
-from firstlight.doctor.values_host import JitLocks, LockFile
 
 MAX_ENTRIES = 50_000
 # cache: (variable that names its folder, what follows it; the folder below the home without it)

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.redact import hide_in_text
+from firstlight.doctor.case.target import HOST
+from firstlight.doctor.case.values_device import KernelLog
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.redact import hide_in_text
-from firstlight.doctor.target import HOST
-from firstlight.doctor.values_device import KernelLog
 
 _WANTED = re.compile(
     r"NVRM:|\bXid\b|\bSXid\b|nvidia-nvswitch|fallen off the bus|AER:|PCIe Bus Error"

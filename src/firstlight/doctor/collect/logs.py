@@ -14,11 +14,11 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.redact import hide_in_text
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_process import LogTail
 from firstlight.doctor.collect.scene import Collector, Scene, failed
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.redact import hide_in_text
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_process import LogTail
 
 TAIL_BYTES = 64 * 1024
 MAX_LINES = 200

@@ -10,10 +10,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import HOST
+from firstlight.doctor.case.values_device import NicCounters, NicPort
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.target import HOST
-from firstlight.doctor.values_device import NicCounters, NicPort
 
 
 def collect_nics(scene: Scene) -> Iterator[Observation]:

@@ -12,10 +12,10 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import HOST
+from firstlight.doctor.case.values_device import PciGpu, PciPaths
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.target import HOST
-from firstlight.doctor.values_device import PciGpu, PciPaths
 
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 _ADDRESS = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")

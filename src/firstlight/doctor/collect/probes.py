@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from firstlight.base.loopback import is_here
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.redact import hide_in_text
+from firstlight.doctor.case.target import RUN, Engine
+from firstlight.doctor.case.values_host import Generation, HttpProbe, RequestLoad
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.redact import hide_in_text
-from firstlight.doctor.target import RUN, Engine
-from firstlight.doctor.values_host import Generation, HttpProbe, RequestLoad
 
 _TIMEOUT_S = 2.0
 _MAX_ANSWER_BYTES = 1 << 20

@@ -10,12 +10,12 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import TargetProcess
+from firstlight.doctor.case.values import Value
+from firstlight.doctor.case.values_process import InputOutput, Limits, Memory, ProcessState
 from firstlight.doctor.collect.scene import Collector, Scene, each_process
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.procfs import ProcFs, kib_bytes
-from firstlight.doctor.target import TargetProcess
-from firstlight.doctor.values import Value
-from firstlight.doctor.values_process import InputOutput, Limits, Memory, ProcessState
+from firstlight.doctor.servers.procfs import ProcFs, kib_bytes
 
 
 def collect_state(scene: Scene) -> Iterator[Observation]:

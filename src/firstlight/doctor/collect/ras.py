@@ -13,10 +13,10 @@ import socket
 import time
 from collections.abc import Iterator
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_host import NcclRas, RasCommunicator, RasCount
 from firstlight.doctor.collect.scene import Collector, Scene, failed
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_host import NcclRas, RasCommunicator, RasCount
 
 DEFAULT_ADDRESS = ("127.0.0.1", 28028)
 VARIABLE = "NCCL_RAS_ADDR"

@@ -13,11 +13,11 @@ import time
 from collections.abc import Sequence
 
 import firstlight
+from firstlight.doctor.case.evidence import Case, Observation, number
+from firstlight.doctor.case.target import HOST, Target
+from firstlight.doctor.case.values import Failed
 from firstlight.doctor.collect.registry import COLLECTORS
 from firstlight.doctor.collect.scene import Collector, Scene, failed
-from firstlight.doctor.evidence import Case, Observation, number
-from firstlight.doctor.target import HOST, Target
-from firstlight.doctor.values import Failed
 
 INTERVAL_S = 2.0
 _GRACE_S = 0.2

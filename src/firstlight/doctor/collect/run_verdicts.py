@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from firstlight.base.run_verdict import read_run_verdict
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.redact import hide_in_text
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_process import SupervisorVerdict
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.redact import hide_in_text
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_process import SupervisorVerdict
 
 _MOST_CHARS = 1000
 

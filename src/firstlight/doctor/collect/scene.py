@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.procfs import ProcFs
-from firstlight.doctor.target import Target, TargetProcess
-from firstlight.doctor.values import Failed, Value
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import Target, TargetProcess
+from firstlight.doctor.case.values import Failed, Value
+from firstlight.doctor.servers.procfs import ProcFs
 
 
 @dataclass(frozen=True)

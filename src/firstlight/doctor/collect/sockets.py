@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_host import SocketEnd, Sockets
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.network import held_sockets, tcp_sockets, unix_peers, unix_sockets
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_host import SocketEnd, Sockets
+from firstlight.doctor.servers.network import held_sockets, tcp_sockets, unix_peers, unix_sockets
 
 MAX_SOCKETS = 4096
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import msgspec
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import Role, TargetProcess
+from firstlight.doctor.case.values import Failed
+from firstlight.doctor.case.values_process import Frame, PythonStacks, StackThread
 from firstlight.doctor.collect.child import run_child
 from firstlight.doctor.collect.scene import Collector, Scene, failed
 from firstlight.doctor.collect.stacks_otherwise import otherwise
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.identity import is_helper
-from firstlight.doctor.target import Role, TargetProcess
-from firstlight.doctor.values import Failed
-from firstlight.doctor.values_process import Frame, PythonStacks, StackThread
+from firstlight.doctor.servers.identity import is_helper
 
 MAX_PROCESSES = 32
 MAX_THREADS, MAX_FRAMES = 64, 60

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from firstlight.base.allow_ptrace import STACKS_SIGNAL, stacks_path
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import Engine, Role, TargetProcess
+from firstlight.doctor.case.values import Failed
+from firstlight.doctor.case.values_process import Frame, PythonStacks, StackThread
 from firstlight.doctor.collect.process_state import read_state
 from firstlight.doctor.collect.scene import Scene, failed
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.supervisor_socket import STACKS, ask_supervisor
-from firstlight.doctor.target import Engine, Role, TargetProcess
-from firstlight.doctor.values import Failed
-from firstlight.doctor.values_process import Frame, PythonStacks, StackThread
+from firstlight.doctor.servers.supervisor_socket import STACKS, ask_supervisor
 
 _SUPERVISOR_S = 6.0
 _WRITTEN_S = 1.0

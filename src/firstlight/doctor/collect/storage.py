@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from firstlight.base.storage import mount_of, mounts_of, waited_for, waits_of
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import TargetProcess
+from firstlight.doctor.case.values_process import StorageWait
 from firstlight.doctor.collect.child import run_child
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.target import TargetProcess
-from firstlight.doctor.values_process import StorageWait
 
 _ASK_S = 1.5
 _ASK = "import os, sys; os.statvfs(sys.argv[1])"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import platform
 
+from firstlight.doctor.case.target import TargetProcess
+from firstlight.doctor.case.values import Value
+from firstlight.doctor.case.values_process import Threads, ThreadState
 from firstlight.doctor.collect.scene import Collector, each_process
-from firstlight.doctor.procfs import ProcFs, Stat, parse_stat
-from firstlight.doctor.target import TargetProcess
-from firstlight.doctor.values import Value
-from firstlight.doctor.values_process import Threads, ThreadState
+from firstlight.doctor.servers.procfs import ProcFs, Stat, parse_stat
 
 MAX_THREADS = 512  # a rank with OpenMP on a large machine has some hundred
 # Numbers of the system calls that processes wait in.

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from firstlight.doctor.case.evidence import Observation
+from firstlight.doctor.case.target import RUN, Role
+from firstlight.doctor.case.values_host import Compiler, Compilers, Member, Tree
 from firstlight.doctor.collect.scene import Collector, Scene
-from firstlight.doctor.evidence import Observation
-from firstlight.doctor.identity import is_compiler
-from firstlight.doctor.procfs import Stat
-from firstlight.doctor.target import RUN, Role
-from firstlight.doctor.values_host import Compiler, Compilers, Member, Tree
+from firstlight.doctor.servers.identity import is_compiler
+from firstlight.doctor.servers.procfs import Stat
 
 
 def collect_tree(scene: Scene) -> Iterator[Observation]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 
 from firstlight.base.loopback import is_here
-from firstlight.doctor import describe
-from firstlight.doctor.evidence import Seen
+from firstlight.doctor.case.evidence import Seen
+from firstlight.doctor.case.target import Role
+from firstlight.doctor.case.values_device import NicCounters, NicPort
+from firstlight.doctor.case.values_host import SocketEnd, Sockets
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.gpu_case import (
     about,
     argument,
@@ -23,11 +26,8 @@ from firstlight.doctor.hypotheses.gpu_case import (
 )
 from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Remedies, Weight
-from firstlight.doctor.motion import State
-from firstlight.doctor.target import Role
-from firstlight.doctor.values_device import NicCounters, NicPort
-from firstlight.doctor.values_host import SocketEnd, Sockets
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.motion import State
+from firstlight.doctor.report import describe
 
 _WORDS = (
     r"connectFullMesh failed",

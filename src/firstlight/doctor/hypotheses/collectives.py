@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from firstlight.doctor import describe
+from firstlight.doctor.case.values_host import NcclRas
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.gpu_case import without_a_kernel
 from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import (
@@ -21,9 +22,8 @@ from firstlight.doctor.hypothesis import (
     Weight,
     same,
 )
-from firstlight.doctor.motion import State
-from firstlight.doctor.values_host import NcclRas
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.motion import State
+from firstlight.doctor.report import describe
 
 _APART = (r"collective mismatch", r"op\.preamble\.length", r"Mismatch between collective operation")
 _IN_COLLECTIVE = (

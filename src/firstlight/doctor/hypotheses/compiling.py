@@ -5,13 +5,13 @@ Read by `registry`. Invariant: while a compiler of the run works, nobody is call
 
 from __future__ import annotations
 
-from firstlight.doctor import describe
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_host import Compilers, JitLocks, LockFile
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Weight, same
-from firstlight.doctor.motion import State
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_host import Compilers, JitLocks, LockFile
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.motion import State
+from firstlight.doctor.report import describe
 
 _BATON = (r"file_baton\.py:.*wait",)
 

@@ -5,8 +5,11 @@ Read by `registry`. Invariant: a death is called "for want of memory" only with 
 
 from __future__ import annotations
 
-from firstlight.doctor import describe
-from firstlight.doctor.evidence import Seen
+from firstlight.doctor.case.evidence import Seen
+from firstlight.doctor.case.target import Role
+from firstlight.doctor.case.values_host import Tree
+from firstlight.doctor.case.values_process import ExitRecord, ProcessState
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypothesis import (
     Card,
     Clue,
@@ -18,13 +21,10 @@ from firstlight.doctor.hypothesis import (
     Weight,
     same,
 )
-from firstlight.doctor.motion import ProcessMotion, State
-from firstlight.doctor.procfs import TICKS_PER_S
-from firstlight.doctor.states import GONE
-from firstlight.doctor.target import Role
-from firstlight.doctor.values_host import Tree
-from firstlight.doctor.values_process import ExitRecord, ProcessState
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.motion import ProcessMotion, State
+from firstlight.doctor.motion.states import GONE
+from firstlight.doctor.report import describe
+from firstlight.doctor.servers.procfs import TICKS_PER_S
 
 _SPAWN_S = 3.0  # within which a launcher has started all of its ranks
 

@@ -9,6 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from firstlight.doctor.case.target import HOST
+from firstlight.doctor.case.values_device import KernelLog
+from firstlight.doctor.case.values_process import ExitRecord, Libraries, Threads
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.gpu_case import about, argument, gpus_of, line_clue, uses_gpus
 from firstlight.doctor.hypotheses.texts import fatal_line, is_stated, stated
 from firstlight.doctor.hypothesis import (
@@ -22,10 +26,6 @@ from firstlight.doctor.hypothesis import (
     Weight,
     same,
 )
-from firstlight.doctor.target import HOST
-from firstlight.doctor.values_device import KernelLog
-from firstlight.doctor.values_process import ExitRecord, Libraries, Threads
-from firstlight.doctor.view import View
 
 _XID = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 _DEVICE_XIDS = frozenset((46, 48, 61, 62, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121, 140, 143))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.gpu_case import about, arguments, has_arguments, line_clue
 from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Remedies, Weight
-from firstlight.doctor.view import View
 
 _ASKS = (
     ("--speculative-config", "speculative_config"),

@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from firstlight.doctor.evidence import Case
-from firstlight.doctor.gpu_pattern import GpuPattern, Load, Pattern, gpu_pattern
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.case.target import Engine
+from firstlight.doctor.case.values_host import Gpus, NcclRas
+from firstlight.doctor.case.values_process import Libraries, LogTail, PythonStacks
+from firstlight.doctor.case.view import Line, Place, View
 from firstlight.doctor.hypothesis import Clue, Weight
-from firstlight.doctor.identity import option
-from firstlight.doctor.motion import State
-from firstlight.doctor.target import Engine
-from firstlight.doctor.values_host import Gpus, NcclRas
-from firstlight.doctor.values_process import Libraries, LogTail, PythonStacks
-from firstlight.doctor.view import Line, Place, View
+from firstlight.doctor.motion.gpu_pattern import GpuPattern, Load, Pattern, gpu_pattern
+from firstlight.doctor.motion.motion import State
+from firstlight.doctor.servers.identity import option
 
 _ARGUMENT_LINES = re.compile(r"server_args=|non-default args:|Initializing a V1 LLM engine|ServerArgs\(")
 _SAID_LIMIT = 220

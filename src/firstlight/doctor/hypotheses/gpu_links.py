@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from firstlight.doctor.case.values_device import PciPaths
+from firstlight.doctor.case.values_host import Gpu
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.gpu_case import gpus_of
 from firstlight.doctor.hypothesis import Clue, Weight
-from firstlight.doctor.values_device import PciPaths
-from firstlight.doctor.values_host import Gpu
-from firstlight.doctor.view import View
 
 _P2P = r"via P2P/(?:IPC|CUMEM|direct|indirect)"
 

@@ -6,11 +6,11 @@ of this machine; inside a container they match nothing.
 
 from __future__ import annotations
 
+from firstlight.doctor.case.values_host import Gpu
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.gpu_case import gpus_of
 from firstlight.doctor.hypotheses.texts import overcome, stated
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Remedies, Weight
-from firstlight.doctor.values_host import Gpu
-from firstlight.doctor.view import View
 
 _GIB = 1 << 30
 _OOM = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from firstlight.doctor.gpu_pattern import Pattern
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.gpu_case import (
     AFTER_WEIGHTS,
     WEIGHTS,
@@ -28,7 +28,7 @@ from firstlight.doctor.hypotheses.gpu_case import (
 )
 from firstlight.doctor.hypotheses.gpu_links import bar1, paths, transport
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Remedies, Weight
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.gpu_pattern import Pattern
 
 _NCCL_STACK = (
     r"pynccl.*:",

@@ -7,7 +7,8 @@ stack that is elsewhere on every rank excludes the meeting; the kernel's or NVML
 
 from __future__ import annotations
 
-from firstlight.doctor.gpu_pattern import Pattern
+from firstlight.doctor.case.target import Engine
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.gpu_case import (
     about,
     alone,
@@ -24,8 +25,7 @@ from firstlight.doctor.hypotheses.gpu_case import (
 )
 from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Remedies, Weight
-from firstlight.doctor.target import Engine
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.gpu_pattern import Pattern
 
 _MEETING = (
     r"symm\w*_mem\w*.*:.*rendezvous",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from firstlight.doctor.gpu_pattern import Pattern
+from firstlight.doctor.case.target import Engine
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.gpu_case import (
     about,
     has_log,
@@ -25,8 +26,7 @@ from firstlight.doctor.hypotheses.gpu_case import (
     variable_is,
 )
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Remedies, Weight
-from firstlight.doctor.target import Engine
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.gpu_pattern import Pattern
 
 _BEGIN = (
     r"Capture .{0,40}[Gg]raph begin|Capturing batches \(|Capturing CUDA graphs|Registering \d+ cuda graph"

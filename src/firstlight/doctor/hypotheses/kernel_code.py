@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 
-from firstlight.doctor.gpu_pattern import Pattern
+from firstlight.doctor.case.values_process import Libraries
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.gpu_case import PTX_COMPILER, gpus_of, pattern_clue, uses_gpus
 from firstlight.doctor.hypotheses.texts import by_text, failing_place
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Remedies, Weight
-from firstlight.doctor.motion import State
-from firstlight.doctor.values_process import Libraries
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.gpu_pattern import Pattern
+from firstlight.doctor.motion.motion import State
 
 _NATIVE_BUILD = (
     "install a torch build for this GPU: `python -c 'import torch; print(torch.cuda.get_arch_list())'`."

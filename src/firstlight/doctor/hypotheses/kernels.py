@@ -6,7 +6,9 @@ stack or a single rank they are not told apart. Invariant: idle GPUs exclude tun
 
 from __future__ import annotations
 
-from firstlight.doctor.gpu_pattern import Pattern
+from firstlight.doctor.case.target import Engine, Role
+from firstlight.doctor.case.values_host import Compilers
+from firstlight.doctor.case.view import Place, View
 from firstlight.doctor.hypotheses.gpu_case import (
     alone,
     in_main_stack,
@@ -22,9 +24,7 @@ from firstlight.doctor.hypotheses.gpu_case import (
     variable_is,
 )
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Remedies, Weight
-from firstlight.doctor.target import Engine, Role
-from firstlight.doctor.values_host import Compilers
-from firstlight.doctor.view import Place, View
+from firstlight.doctor.motion.gpu_pattern import Pattern
 
 _TUNES = (
     r"Running FlashInfer autotune|[Aa]utotuning process starts|Autotuning (?:kernel|process)"

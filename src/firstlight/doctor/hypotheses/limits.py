@@ -6,12 +6,12 @@ Read by `registry`. Invariant: a limit is named with what is used of it.
 from __future__ import annotations
 
 from firstlight.base.failure import ADDRESS_SPACE
+from firstlight.doctor.case.values_host import CgroupPids, FreeSpace
+from firstlight.doctor.case.values_process import ExitRecord, Limits
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Weight, same
-from firstlight.doctor.motion import State
-from firstlight.doctor.values_host import CgroupPids, FreeSpace
-from firstlight.doctor.values_process import ExitRecord, Limits
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.motion import State
 
 _SMALL_SHM_BYTES = 1 << 30
 _SIGBUS = 7

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import re
 
-from firstlight.doctor import describe
-from firstlight.doctor.hypotheses.gpu_case import waits_for_gpu
-from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Weight, same
-from firstlight.doctor.motion import State
-from firstlight.doctor.standing import full_pipe_writers, same_wait
-from firstlight.doctor.target import RUN
-from firstlight.doctor.values_host import FileLock, FileLocks, Pipes
-from firstlight.doctor.values_process import (
+from firstlight.doctor.case.target import RUN
+from firstlight.doctor.case.values_host import FileLock, FileLocks, Pipes
+from firstlight.doctor.case.values_process import (
     Descriptors,
     Frame,
     PythonStacks,
     StackThread,
     ThreadState,
 )
-from firstlight.doctor.view import View
+from firstlight.doctor.case.view import View
+from firstlight.doctor.hypotheses.gpu_case import waits_for_gpu
+from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Weight, same
+from firstlight.doctor.motion.motion import State
+from firstlight.doctor.motion.wait_signatures import full_pipe_writers, same_wait
+from firstlight.doctor.report import describe
 
 _POLLING = (r"filelock.*:.*acquire", r"fasteners/.*:.*acquire", r"portalocker/.*:.*acquire")
 _ACQUIRES = re.compile(r"\bwith\b.*(lock|mutex|sem)|\.acquire\(", re.IGNORECASE)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-from firstlight.doctor import describe
+from firstlight.doctor.case.values_device import KernelLog
+from firstlight.doctor.case.values_host import CgroupMemory
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.deaths import dead_ones, untold_ends
 from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import (
@@ -22,11 +24,9 @@ from firstlight.doctor.hypothesis import (
     Weight,
     same,
 )
-from firstlight.doctor.procfs import TICKS_PER_S
-from firstlight.doctor.states import GONE
-from firstlight.doctor.values_device import KernelLog
-from firstlight.doctor.values_host import CgroupMemory
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.states import GONE
+from firstlight.doctor.report import describe
+from firstlight.doctor.servers.procfs import TICKS_PER_S
 
 _MEMORY_WORDS = (
     r"(?<!OutOf)MemoryError",  # torch.OutOfMemoryError is of a GPU

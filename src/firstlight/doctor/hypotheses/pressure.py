@@ -5,11 +5,11 @@ Read by `registry`. Invariant: pressure explains slowness only; it is never call
 
 from __future__ import annotations
 
+from firstlight.doctor.case.values_host import CgroupMemory, Pressure
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Weight, same
-from firstlight.doctor.motion import State
-from firstlight.doctor.progress import processor_use
-from firstlight.doctor.values_host import CgroupMemory, Pressure
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.motion import State
+from firstlight.doctor.motion.progress import processor_use
 
 _MIN_WANTED_CORES = 0.3
 

@@ -5,9 +5,10 @@ Read by `registry`. Invariant: reading that goes on, however slowly, is never ca
 
 from __future__ import annotations
 
-from firstlight.doctor import describe
+from firstlight.doctor.case.evidence import Seen
+from firstlight.doctor.case.values_host import CheckpointFiles, SocketEnd, Sockets
+from firstlight.doctor.case.view import View
 from firstlight.doctor.cautions import BAR
-from firstlight.doctor.evidence import Seen
 from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import (
     Card,
@@ -21,9 +22,8 @@ from firstlight.doctor.hypothesis import (
     same,
 )
 from firstlight.doctor.looks import is_taken
-from firstlight.doctor.motion import State
-from firstlight.doctor.values_host import CheckpointFiles, SocketEnd, Sockets
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.motion import State
+from firstlight.doctor.report import describe
 
 _READING = ("bytes read", "major faults", "disk wait")
 _HUB = (r"huggingface\.co", r"hf-mirror", r"HF_HUB_OFFLINE", r"LocalEntryNotFoundError", r"huggingface_hub")

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from firstlight.doctor import describe
+from firstlight.doctor.case.target import Engine
+from firstlight.doctor.case.values_host import Generation, HttpProbe, Sockets
+from firstlight.doctor.case.values_process import BlackBoxSeen, Descriptors, InputOutput
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.texts import stated
 from firstlight.doctor.hypothesis import (
     Card,
@@ -21,11 +24,8 @@ from firstlight.doctor.hypothesis import (
     Weight,
     same,
 )
-from firstlight.doctor.motion import State
-from firstlight.doctor.target import Engine
-from firstlight.doctor.values_host import Generation, HttpProbe, Sockets
-from firstlight.doctor.values_process import BlackBoxSeen, Descriptors, InputOutput
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.motion import State
+from firstlight.doctor.report import describe
 
 _PROXIES = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HTTPS_PROXY", "https_proxy")
 _PROXY_WORDS = (

@@ -6,11 +6,11 @@ in between; while a mount answers, a read may take long, and is called slow.
 
 from __future__ import annotations
 
-from firstlight.doctor import describe
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypothesis import Card, Clue, Condition, Hypothesis, Judgement, Look, Weight, same
-from firstlight.doctor.motion import State
-from firstlight.doctor.standing import same_wait
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.motion import State
+from firstlight.doctor.motion.wait_signatures import same_wait
+from firstlight.doctor.report import describe
 
 _ASK = "See which mounts answer (`stat -f MOUNT`, one at a time), and `dmesg`."
 

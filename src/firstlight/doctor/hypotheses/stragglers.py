@@ -6,7 +6,7 @@ Read by `registry`. Invariant: the suspect is the rank that the others wait for,
 from __future__ import annotations
 
 from firstlight.base.phases import PHASES
-from firstlight.doctor import describe
+from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.collectives import still_moves
 from firstlight.doctor.hypothesis import (
     Card,
@@ -19,8 +19,8 @@ from firstlight.doctor.hypothesis import (
     Weight,
     same,
 )
-from firstlight.doctor.motion import State
-from firstlight.doctor.view import View
+from firstlight.doctor.motion.motion import State
+from firstlight.doctor.report import describe
 
 _RENDEZVOUS = (r"rendezvous", r"init_process_group", r"_store_based_barrier", r"TCPStore", r"FileStore")
 _SILENCE_S = 60.0

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from firstlight.doctor.case.values_process import ExitRecord
+from firstlight.doctor.case.view import Line, View
 from firstlight.doctor.hypotheses.gpu_case import line_clue
 from firstlight.doctor.hypothesis import Card, Clue, Hypothesis, Judgement, Weight
-from firstlight.doctor.values_process import ExitRecord
-from firstlight.doctor.view import Line, View
 
 _ADVICE = re.compile(
     r"\b(?:may|might|could|can) be (?:caused|due|a result)|\bconsider\b|\btry (?:to |setting )?"

@@ -17,14 +17,14 @@ import msgspec
 from firstlight.base.config import ModelSection, RunConfig
 from firstlight.base.errors import ModelFileError, UsageError
 from firstlight.base.resolve_config import Resolved, located
-from firstlight.doctor.grammar import covers, load_grammar
-from firstlight.doctor.options import sizes
-from firstlight.doctor.target import Engine
+from firstlight.doctor.case.target import Engine
+from firstlight.doctor.logs.grammar import covers, load_grammar
+from firstlight.doctor.servers.options import sizes
 from firstlight.launch.backends.installed import Installed, find_installed
 from firstlight.launch.backends.kinds import COUNTERS, Kind, arguments, require_known
 from firstlight.launch.backends.log_follower import LogFollower
 from firstlight.launch.backends.protocol import BoxSpec, Plan
-from firstlight.launch.commands import API, ChildSpec, rank_name, relay_spec, run_token
+from firstlight.launch.processes.commands import API, ChildSpec, rank_name, relay_spec, run_token
 from firstlight.serve.upstream import Place, read_place, write_place
 
 ENGINE_SOCKET = "engine.sock"

@@ -18,7 +18,7 @@ import msgspec
 
 from firstlight.base.environment import child_environment
 from firstlight.base.errors import UsageError
-from firstlight.doctor.grammar import load_grammar
+from firstlight.doctor.logs.grammar import load_grammar
 
 _ASK_S = 30.0
 _QUESTION = """

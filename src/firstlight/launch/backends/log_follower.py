@@ -26,18 +26,18 @@ from firstlight.base.failure import Failure
 from firstlight.base.phases import READY, SPAWN
 from firstlight.base.proc_stat import read_proc_stat
 from firstlight.base.process import ExitCause
-from firstlight.doctor.discover import target_below
-from firstlight.doctor.grammar import Grammar
-from firstlight.doctor.grammar_reader import GrammarReader, PhaseEvent
-from firstlight.doctor.options import Sizes
-from firstlight.doctor.states import Thresholds
-from firstlight.doctor.target import Engine, Role, Target, TargetProcess
+from firstlight.doctor.case.target import Engine, Role, Target, TargetProcess
+from firstlight.doctor.logs.grammar import Grammar
+from firstlight.doctor.logs.grammar_reader import GrammarReader, PhaseEvent
+from firstlight.doctor.motion.states import Thresholds
+from firstlight.doctor.servers.discover import target_below
+from firstlight.doctor.servers.options import Sizes
 from firstlight.launch.backends.protocol import Lost
 from firstlight.launch.backends.rank_boxes import RankBoxes
-from firstlight.launch.commands import API, rank_name, run_id, title
 from firstlight.launch.janitor import members, read_stat
-from firstlight.launch.output import OutputLine
-from firstlight.launch.progress import BoxFollower, ProgressLine
+from firstlight.launch.processes.commands import API, rank_name, run_id, title
+from firstlight.launch.processes.output import OutputLine
+from firstlight.launch.timeline.progress import BoxFollower, ProgressLine
 from firstlight.serve.upstream import Place
 
 CORE = "engine"  # the process between the HTTP server and the ranks, where there is one

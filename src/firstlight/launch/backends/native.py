@@ -14,14 +14,14 @@ from firstlight.base.config import ModelSection, RunConfig
 from firstlight.base.failure import Failure
 from firstlight.base.phases import READY, SERVING
 from firstlight.base.resolve_config import Resolved, located
-from firstlight.doctor.states import Thresholds
-from firstlight.doctor.target import Target
+from firstlight.doctor.case.target import Target
+from firstlight.doctor.motion.states import Thresholds
 from firstlight.facts.sources import DEFAULT_NAME
 from firstlight.launch.backends.protocol import BoxSpec, Lost, Plan
-from firstlight.launch.commands import child_specs
-from firstlight.launch.output import OutputLine
-from firstlight.launch.progress import BoxFollower, ProgressLine
-from firstlight.launch.pulse import is_serving, longest_step_s
+from firstlight.launch.processes.commands import child_specs
+from firstlight.launch.processes.output import OutputLine
+from firstlight.launch.timeline.progress import BoxFollower, ProgressLine
+from firstlight.launch.timeline.progress_watch import is_serving, longest_step_s
 
 _SPIN_STARTING_S = 60.0
 _SPIN_SERVING_S = 10.0
@@ -106,7 +106,7 @@ class NativeFollower:
 
     def target(self) -> Target:
         """By the run directory in their arguments."""
-        from firstlight.doctor.discover import target_of_run  # not before something stands still
+        from firstlight.doctor.servers.discover import target_of_run  # not before something stands still
 
         return target_of_run(self._config.run_dir)
 

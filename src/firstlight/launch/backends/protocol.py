@@ -17,11 +17,11 @@ from firstlight.base.blackbox.reader import Box
 from firstlight.base.config import ModelSection, RunConfig
 from firstlight.base.failure import Failure
 from firstlight.base.process import ExitCause
-from firstlight.doctor.states import Thresholds
-from firstlight.doctor.target import Target
-from firstlight.launch.commands import ChildSpec
-from firstlight.launch.output import OutputLine
-from firstlight.launch.progress import ProgressLine
+from firstlight.doctor.case.target import Target
+from firstlight.doctor.motion.states import Thresholds
+from firstlight.launch.processes.commands import ChildSpec
+from firstlight.launch.processes.output import OutputLine
+from firstlight.launch.timeline.progress import ProgressLine
 
 
 class BoxSpec(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from firstlight.base.blackbox.reader import NotABox, read_box
 from firstlight.base.blackbox.store import box_path
 from firstlight.base.blackbox.writer import BlackBox, create_box
 from firstlight.base.phases import DRAIN, READY, SERVING, PhaseReporter
-from firstlight.launch.commands import API
+from firstlight.launch.processes.commands import API
 
 
 class RankBoxes:
