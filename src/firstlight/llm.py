@@ -29,12 +29,12 @@ from firstlight.base.resolve_config import engine_from
 from firstlight.engine import messages
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Abort, SequenceOutput, Submit, TokenLogprobs
-from firstlight.engine.not_numbers import WIDER, Inspection
 from firstlight.engine.params import SamplingParams
 from firstlight.engine.speculation.shipped import with_shipped_drafter
-from firstlight.engine.speculation.trial import memory_for, try_drafter
-from firstlight.engine.startup import quiet, require_numbers, self_test, start
-from firstlight.engine.step_times import measure_step_times
+from firstlight.engine.worker.drafter_trial import memory_for, try_drafter
+from firstlight.engine.worker.not_numbers import WIDER, Inspection
+from firstlight.engine.worker.startup import quiet, require_numbers, self_test, start
+from firstlight.engine.worker.step_times import measure_step_times
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.facts.sources import resolve_model
 from firstlight.loading.fit import require_fit

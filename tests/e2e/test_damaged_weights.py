@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from firstlight.engine.messages import NOT_NUMBERS
-from firstlight.engine.not_numbers import SOUND
+from firstlight.engine.worker.not_numbers import SOUND
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.damaged import EMBEDDING, change_tensor, damage_token, overflow_token
 from support.engines import Harness, submit

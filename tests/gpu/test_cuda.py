@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from firstlight.engine.replay import EagerReplay
+from firstlight.engine.worker.replay import EagerReplay
 from firstlight.ops.cuda.step_clock import EventClock
 from firstlight.ops.step_clock import Kind
 from support.checkpoints import random_weights, tiny_description, write_hf_folder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from firstlight.engine.speculation.rejection_rule import RejectionRule
-from firstlight.engine.speculation.rule import Rule
+from firstlight.engine.sampling.rejection_rule import RejectionRule
+from firstlight.engine.sampling.rule import Rule
 from support.draft_draws import WithoutResidual, is_fair
 
 pytestmark = pytest.mark.timeout(1800)

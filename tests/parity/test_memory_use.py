@@ -25,7 +25,7 @@ UNITS = {"bytes": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 IMPORTED = """
 from firstlight.base.imports import put_off
 put_off("torch._meta_registrations", "torch.export")
-import firstlight.engine.lead
+import firstlight.engine.worker.rank_loop
 print(open("/proc/self/status").read())
 """
 pytestmark = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from firstlight.base.config import EngineSection
-from firstlight.engine.startup import quiet, start
+from firstlight.engine.worker.startup import quiet, start
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.facts.planning.memory_budget import kv_bytes_per_token, kv_row_bytes
 from firstlight.facts.planning.outline import open_outline

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from firstlight import LLM, SamplingParams
-from firstlight.engine.plan import StepPlan
+from firstlight.engine.scheduler.plan import StepPlan
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.ops.cpu import packed
 from support.engines import Harness

@@ -99,7 +99,7 @@ def _starting(ward: Ward) -> Patient:
 
 def _computes_first(ward: Ward) -> Patient:
     """A long computation of one process, in pure Python, before the weights: no odometer moves."""
-    mistake = change("rank", "firstlight.engine.startup", "long_tables", seconds=40)
+    mistake = change("rank", "firstlight.engine.worker.startup", "long_tables", seconds=40)
     server = Server(ward, ward.models / TINY, *SLOW_TO_JUDGE, variables=mistake).started()
     server.until_phase("rank-0", "device")
     time.sleep(ward.random.uniform(1.0, 15.0))

@@ -44,7 +44,7 @@ def _builds(ward: Ward, *flags: str, is_left: bool = False) -> Server:
         os.utime(lock, (time.time() - age_s, time.time() - age_s))
     source = ward.folder / "operators.cpp"
     source.write_text(_SOURCE)
-    mistake = change("rank", "firstlight.engine.startup", "build_first", source=str(source), name=name)
+    mistake = change("rank", "firstlight.engine.worker.startup", "build_first", source=str(source), name=name)
     variables = {**mistake, "TORCH_EXTENSIONS_DIR": str(cache)}
     return Server(ward, ward.models / TINY, *SLOW_TO_JUDGE, *flags, variables=variables).started()
 
@@ -106,7 +106,7 @@ def _until_called(server: Server, phase: str) -> None:
 
 
 def _locks_first(ward: Ward, path: Path, *, polls: bool = False) -> Server:
-    mistake = change("rank", "firstlight.engine.startup", "lock_first", path=str(path), polls=polls)
+    mistake = change("rank", "firstlight.engine.worker.startup", "lock_first", path=str(path), polls=polls)
     server = Server(ward, ward.models / TINY, *SLOW_TO_JUDGE, variables=mistake).started()
     _until_called(server, "rendezvous")
     time.sleep(0.5)

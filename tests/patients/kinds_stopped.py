@@ -86,7 +86,11 @@ def _changed_step(function: str) -> object:
 
     def start(ward: Ward) -> Patient:
         number = ward.random.randrange(60, 200)  # behind the steps that are measured at the start
-        module = "firstlight.engine.scheduler" if function == "plan_nothing" else "firstlight.engine.core"
+        module = (
+            "firstlight.engine.scheduler.scheduler"
+            if function == "plan_nothing"
+            else "firstlight.engine.core"
+        )
         mistake = change("rank 0", module, function, number=number)
         server = Server(ward, ward.models / TINY, *SLOW_TO_JUDGE, variables=mistake).ready()
         Load(ward, server)

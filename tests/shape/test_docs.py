@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from firstlight.base.config import EngineSection, ServerSection
-from firstlight.serve import protocol
+from firstlight.serve.openai import requests
 from shape.source import PACKAGE, REPOSITORY
 
 TEXT = (REPOSITORY / "docs" / "api.md").read_text()
@@ -14,7 +14,7 @@ MENTIONED = {name for quoted in re.findall(r"`([^`\n]+)`", TEXT) for name in re.
 
 
 def test_every_parameter_is_documented() -> None:
-    kinds = (protocol.ChatRequest, protocol.CompletionRequest, protocol.StreamOptions)
+    kinds = (requests.ChatRequest, requests.CompletionRequest, requests.StreamOptions)
     fields = {name for kind in kinds for name in kind.model_fields}
     assert fields - MENTIONED == set()
 
@@ -22,8 +22,8 @@ def test_every_parameter_is_documented() -> None:
 def test_what_is_ignored_or_refused_is_documented_in_its_place() -> None:
     after_ignored = TEXT.split("## Ignored")[1]
     ignored, refused = after_ignored.split("## Refused")
-    assert {name for name in protocol.IGNORED if f"`{name}`" not in ignored} == set()
-    assert {name for name in protocol.REFUSED if f"`{name}`" not in refused} == set()
+    assert {name for name in requests.IGNORED if f"`{name}`" not in ignored} == set()
+    assert {name for name in requests.REFUSED if f"`{name}`" not in refused} == set()
 
 
 def test_every_code_of_an_error_is_documented() -> None:

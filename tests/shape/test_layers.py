@@ -13,11 +13,9 @@ from shape.source import LAYERS, OUTSIDE, Module, imports, modules
 TORCH_FREE_ROOMS = ("base", "facts", "text", "serve", "doctor", "launch", "isolate", "web", "cli")
 TORCH_FREE_MODULES = (
     "firstlight",
-    *(
-        f"firstlight.engine.{name}"
-        for name in ("params", "messages", "plan", "scheduler", "pages", "prefix", "request", "channel")
-    ),
+    *(f"firstlight.engine.{name}" for name in ("channel", "messages", "params")),
 )
+TORCH_FREE_WINGS = ("firstlight.engine.scheduler",)
 
 
 def room_of(target: str) -> str:
@@ -26,8 +24,18 @@ def room_of(target: str) -> str:
 
 
 def torch_free() -> list[str]:
-    names = [module.name for module in modules() if module.room in TORCH_FREE_ROOMS]
-    return [*names, *(name for name in TORCH_FREE_MODULES if name in {module.name for module in modules()})]
+    return [
+        module.name
+        for module in modules()
+        if module.room in TORCH_FREE_ROOMS
+        or module.name in TORCH_FREE_MODULES
+        or module.name.startswith(TORCH_FREE_WINGS)
+    ]
+
+
+def test_what_is_torch_free_is_there() -> None:
+    assert set(TORCH_FREE_MODULES) < set(torch_free())
+    assert all(any(name.startswith(wing) for name in torch_free()) for wing in TORCH_FREE_WINGS)
 
 
 def test_every_room_has_its_place() -> None:

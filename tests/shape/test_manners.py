@@ -145,8 +145,9 @@ def test_clients_of_other_servers_are_made_in_one_file() -> None:
         if isinstance(node, ast.Call) and _CLIENTS.search(ast.unparse(node.func))
     }
     assert makers == {
-        "src/firstlight/serve/outgoing.py: httpx.Client",
-        "src/firstlight/serve/upstream.py: httpx.AsyncClient",  # of the engine behind us, with trust_env off
+        "src/firstlight/serve/http/outgoing.py: httpx.Client",
+        # Of the engine behind us, with trust_env off.
+        "src/firstlight/serve/foreign/upstream.py: httpx.AsyncClient",
     }
 
 

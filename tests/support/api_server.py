@@ -19,9 +19,9 @@ import uvloop
 
 from firstlight.base.config import EngineSection, ModelSection, RunConfig, ServerSection
 from firstlight.engine.messages import Submit
-from firstlight.serve.client import EngineClient
-from firstlight.serve.http_server import HttpServer
-from firstlight.serve.metrics import Metrics
+from firstlight.serve.engine_link.engine_client import EngineClient
+from firstlight.serve.http.http_server import HttpServer
+from firstlight.serve.http.metrics import Metrics
 from firstlight.serve.parsing.registry import choose_parsers
 from firstlight.serve.process import make_http
 from firstlight.serve.server import Server

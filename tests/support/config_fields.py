@@ -1,6 +1,6 @@
 """Every field of transformers' configuration classes: followed, refused by name, or of no matter, and why.
 
-Read by tests/unit/facts/test_config_fields.py, which holds these lists against the classes, against what
+Read by tests/unit/facts/hf/test_config_fields.py, which holds these lists against the classes, against what
 their models' code reads, and against ours.
 """
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence as Rows
 
 import torch
 
-from firstlight.engine.choosing import choose
-from firstlight.engine.request import Sequence
-from firstlight.engine.sampler import History, Sampler
-from firstlight.engine.speculation.rejection_rule import RejectionRule
-from firstlight.engine.speculation.rule import Rule
+from firstlight.engine.sampling.rejection_rule import RejectionRule
+from firstlight.engine.sampling.rule import Rule
+from firstlight.engine.sampling.sampler import History, Sampler
+from firstlight.engine.sampling.verify import choose
+from firstlight.engine.scheduler.sequence import Sequence
 from support.sampling import sequence
 
 V = 8

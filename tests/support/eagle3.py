@@ -17,8 +17,8 @@ import torch
 
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.request import Sequence
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.sequence import Sequence
 from firstlight.engine.speculation.drafter import Drafter, Tree, TreeDrafter
 from firstlight.engine.speculation.eagle3 import Eagle3TreeDrafter
 from firstlight.engine.speculation.eagle3_native import NativeLayer

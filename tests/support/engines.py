@@ -1,8 +1,8 @@
 """Engines in process over models on disk, and what came of a run: tokens, log-probabilities, logits as bits.
 
-Used by the tests of parity and of the invariants. The engine is built by `engine.startup`, like the real one;
-only its `execute` is wrapped, so that the logits of every token can be kept. Invariant: `run` returns only
-when every submitted request has ended.
+Used by the tests of parity and of the invariants. The engine is built by `engine.worker.startup`, like the
+real one; only its `execute` is wrapped, so that the logits of every token can be kept. Invariant: `run`
+returns only when every submitted request has ended.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from firstlight.base.config import EngineSection
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import SequenceOutput, Submit, TokenLogprobs
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.plan import StepPlan
+from firstlight.engine.scheduler.plan import StepPlan
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.policy import Policy
 from firstlight.engine.speculation.shape import Shape
 from firstlight.engine.speculation.speculation import Speculation
-from firstlight.engine.startup import Started, start
+from firstlight.engine.worker.startup import Started, start
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.ops.collectives import Group
 

@@ -24,8 +24,8 @@ from firstlight.drafter.generate import GenerateSettings, generate
 from firstlight.drafter.packing import Row
 from firstlight.drafter.shards import Shard, read_shard, write_shard
 from firstlight.drafter.target import read_ends
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.request import Sequence
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.sequence import Sequence
 from firstlight.engine.speculation.eagle3 import Eagle3TreeDrafter
 from firstlight.engine.speculation.eagle3_plain import PlainLayer
 from firstlight.engine.speculation.places import slots_of

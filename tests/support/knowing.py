@@ -9,11 +9,11 @@ import random
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.request import Sequence
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.sequence import Sequence
 from firstlight.engine.speculation.drafter import Tree
 from firstlight.engine.speculation.shape import Shape
-from firstlight.engine.tree import ROOT, behind, depths
+from firstlight.engine.speculation.tree import ROOT, behind, depths
 
 
 class Knowing:

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import torch
 
-from firstlight.engine.tree import lay_out
+from firstlight.engine.speculation.tree import lay_out
 from firstlight.models.layers.linear import StoredMatrix
 from firstlight.ops.contract import AttentionShape, StepRows
 from firstlight.quant.int4 import int4_blocks

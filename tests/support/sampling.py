@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from firstlight.engine.messages import Submit
-from firstlight.engine.noise import gumbel, stream_key
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.request import Sequence
+from firstlight.engine.sampling.noise import gumbel, stream_key
+from firstlight.engine.scheduler.sequence import Sequence
 
 END = 3  # the model's end token
 

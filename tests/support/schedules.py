@@ -12,9 +12,9 @@ from typing import Any
 from firstlight.base.config import EngineSection
 from firstlight.engine.messages import SequenceOutput, Submit
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.request import NO_SLOT, Sequence
-from firstlight.engine.scheduler import Scheduler
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.scheduler import Scheduler
+from firstlight.engine.scheduler.sequence import NO_SLOT, Sequence
 
 END = 99  # the model's end token
 PLAIN = 7  # what is sampled, unless a test says otherwise

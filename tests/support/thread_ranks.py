@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from firstlight.base.config import EngineSection
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.startup import Started, start
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.worker.startup import Started, start
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.ops.thread_group import Meeting, ThreadGroup
 

@@ -163,8 +163,8 @@ def full_pipe() -> Case:
 
 
 def locked_threads() -> Case:
-    first = stack_thread(10, ("engine/lead.py", "step", "with self._pages_lock:"))
-    second = stack_thread(12, ("engine/lead.py", "evict", "with self._queue_lock:"))
+    first = stack_thread(10, ("engine/worker/rank_loop.py", "step", "with self._pages_lock:"))
+    second = stack_thread(12, ("engine/worker/rank_loop.py", "evict", "with self._queue_lock:"))
     seen = PythonStacks(threads=(first, second), tool="py-spy")
     return one_rank(asleep("rank-0", 10), both("rank-0", seen))
 
@@ -176,7 +176,7 @@ def gil() -> Case:
 
 def spins() -> Case:
     serving = boxed("rank-0", 0, phase="serving", requests=(1, 0))
-    frames = stack("rank-0", ("engine/lead.py", "_loop", "while not done:"), is_active=True)
+    frames = stack("rank-0", ("engine/worker/rank_loop.py", "_loop", "while not done:"), is_active=True)
     return one_rank(busy("rank-0", 10), serving, frames)
 
 

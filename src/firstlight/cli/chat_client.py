@@ -16,7 +16,7 @@ import httpx
 from firstlight.base.errors import EngineError, UsageError
 from firstlight.base.urls import no_answer
 from firstlight.cli.chat_sampling import Known, read_folder
-from firstlight.serve.outgoing import open_client
+from firstlight.serve.http.outgoing import open_client
 
 _CONNECT_S = 5.0
 _ABOUT_S = 5.0  # for what a server says of itself, which it may also not say

@@ -31,8 +31,8 @@ from firstlight.drafter.shards import (
 )
 from firstlight.drafter.stages import Stage, open_stage, read_manifest, require_target
 from firstlight.drafter.target import Target, read_ends
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.startup import Started, quiet, start
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.worker.startup import Started, quiet, start
 from firstlight.ops.collectives import Group
 
 STEP_TOKENS = 1024  # of a step, as far as whole documents fit

@@ -18,7 +18,7 @@ from firstlight.base.errors import EngineError, UnsupportedError
 from firstlight.base.urls import no_answer
 from firstlight.drafter.tapped import Tapped
 from firstlight.engine.params import SamplingParams
-from firstlight.serve.outgoing import open_client
+from firstlight.serve.http.outgoing import open_client
 
 TIMEOUT_S = 600.0
 MAX_ERROR_CHARS = 300

@@ -19,10 +19,10 @@ from firstlight.drafter.loops import loop_start
 from firstlight.drafter.target import Target
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Abort, SequenceOutput, Submit
-from firstlight.engine.not_numbers import gave_up
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.startup import Started, quiet, start
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.worker.not_numbers import gave_up
+from firstlight.engine.worker.startup import Started, quiet, start
 from firstlight.ops.collectives import Group
 
 LOOK_EVERY = 8  # tokens of an answer between two looks for a loop

@@ -20,7 +20,7 @@ from firstlight.engine.messages import (
     decode_to_engine,
     encode,
 )
-from firstlight.engine.plan import Recording, StepPlan, decode_plan, encode_plan
+from firstlight.engine.scheduler.plan import Recording, StepPlan, decode_plan, encode_plan
 
 SEND_DEADLINE_MS = 30_000
 START_DEADLINE_MS = 300_000  # for the imports of the api process, on whatever machine

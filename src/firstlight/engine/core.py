@@ -14,7 +14,6 @@ import torch
 from firstlight.base.blackbox.events import STEP
 from firstlight.base.blackbox.layout import Counter
 from firstlight.base.blackbox.recorder import NoBox, Recorder
-from firstlight.engine.choosing import choose
 from firstlight.engine.messages import (
     FINISH_ERROR,
     Abort,
@@ -25,9 +24,10 @@ from firstlight.engine.messages import (
     Submit,
     ToEngine,
 )
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.sampler import Sampler
-from firstlight.engine.scheduler import Scheduler
+from firstlight.engine.sampling.sampler import Sampler
+from firstlight.engine.sampling.verify import choose
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.scheduler import Scheduler
 from firstlight.engine.speculation.speculation import Speculation
 from firstlight.ops.selection import Selection
 from firstlight.ops.step_clock import Kind, StepClock

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.speculation.counts import DraftCounts
+from firstlight.engine.speculation.metrics import DraftCounts
 
 # Sockets in the run directory (ipc://RUN_DIR/NAME): the engine binds both.
 REQUESTS_SOCKET = "requests.sock"

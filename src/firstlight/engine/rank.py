@@ -56,7 +56,7 @@ def _run(config: RunConfig, rank: int, box: BlackBox) -> None:
     # Half a second and 20 MB for tensors without data and for exported graphs: we have neither.
     put_off("torch._meta_registrations", "torch.export")
     with counted_imports(box, "torch"):
-        from firstlight.engine.lead import follow, lead
+        from firstlight.engine.worker.rank_loop import follow, lead
     if rank == 0:
         lead(config, checkpoint, box)
     else:

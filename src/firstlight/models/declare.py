@@ -1,6 +1,6 @@
 """How a model says which tensors it needs: layers declare them while they are built, the loader fills them.
 
-A `Declaration` is made by `engine.startup`, handed down through the constructors of a model, and then
+A `Declaration` is made by `engine.worker.startup`, handed down through the constructors of a model, and then
 delivers each weight to the layer that declared it, as soon as it is read. Invariant: each name is declared
 once and delivered once; `finish` fails if anything is missing.
 """

@@ -1,8 +1,8 @@
 """Where the time of a step goes: every nanosecond of a rank belongs to one kind of work.
 
 A `Group` has one for its rank. Layers, collectives and the engine's step run their work through it, and
-`engine.profile` turns it on while a profile is made. Invariant: the kinds of a turn add up to its time,
-because one begins where another ends; off, it reads no clock.
+`engine.worker.profile` turns it on while a profile is made. Invariant: the kinds of a turn add up to its
+time, because one begins where another ends; off, it reads no clock.
 """
 
 from __future__ import annotations

@@ -17,15 +17,17 @@ from starlette.types import ASGIApp
 import firstlight
 from firstlight.base.errors import RequestError
 from firstlight.engine.messages import Profile
-from firstlight.serve import errors, handlers_info, handlers_profile, handlers_tokens, openapi, replies
-from firstlight.serve.body import read_json
-from firstlight.serve.exchange import Exchange
-from firstlight.serve.gate import live_response
-from firstlight.serve.handlers_chat import ChatAnswer
-from firstlight.serve.handlers_completions import CompletionAnswer
-from firstlight.serve.layers import with_layers
-from firstlight.serve.openapi import describe, gives, gives_text, takes
-from firstlight.serve.protocol import (
+from firstlight.serve.http import errors
+from firstlight.serve.http.body import read_json
+from firstlight.serve.http.middleware import with_layers
+from firstlight.serve.http.readiness_gate import live_response
+from firstlight.serve.http.request_ids import client_id, new_id
+from firstlight.serve.http.streaming_response import Exchange
+from firstlight.serve.openai import handlers_info, handlers_profile, handlers_tokens, openapi, replies
+from firstlight.serve.openai.handlers_chat import ChatAnswer
+from firstlight.serve.openai.handlers_completions import CompletionAnswer
+from firstlight.serve.openai.openapi import describe, gives, gives_text, takes
+from firstlight.serve.openai.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -33,7 +35,6 @@ from firstlight.serve.protocol import (
     TokenizeRequest,
     parse,
 )
-from firstlight.serve.request_ids import client_id, new_id
 from firstlight.serve.server import Server
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

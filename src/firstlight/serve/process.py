@@ -25,15 +25,15 @@ from firstlight.base.heap import give_back_heap
 from firstlight.base.phases import READY, PhaseReporter
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.serve.app import make_app
-from firstlight.serve.client import EngineClient
-from firstlight.serve.control_link import ControlLink
-from firstlight.serve.guard import Guard
-from firstlight.serve.http1 import Http1Protocol
-from firstlight.serve.http_server import HttpServer
-from firstlight.serve.logs import set_up
-from firstlight.serve.metrics import Metrics
+from firstlight.serve.engine_link.control_link import ControlLink
+from firstlight.serve.engine_link.engine_client import EngineClient
+from firstlight.serve.http.connections import Guard
+from firstlight.serve.http.http1 import Http1Protocol
+from firstlight.serve.http.http_server import HttpServer
+from firstlight.serve.http.logs import set_up
+from firstlight.serve.http.metrics import Metrics
+from firstlight.serve.openai.sampling import DEFAULTED
 from firstlight.serve.parsing.registry import choose_parsers
-from firstlight.serve.sampling import DEFAULTED
 from firstlight.serve.server import Server
 from firstlight.text.model import TextModel
 

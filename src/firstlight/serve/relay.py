@@ -28,17 +28,17 @@ from firstlight.base.config import API_SOCKET, RunConfig, read_config
 from firstlight.base.errors import FirstlightError
 from firstlight.base.failure import write_failure
 from firstlight.base.phases import READY, PhaseReporter
-from firstlight.serve import replies
-from firstlight.serve.control_link import ControlLink
-from firstlight.serve.forward import Forward
-from firstlight.serve.gate import live_response
-from firstlight.serve.guard import Guard
-from firstlight.serve.http_server import HttpServer
-from firstlight.serve.layers import with_layers
-from firstlight.serve.logs import set_up
-from firstlight.serve.metrics import Metrics
+from firstlight.serve.engine_link.control_link import ControlLink
+from firstlight.serve.foreign.forward import Forward
+from firstlight.serve.foreign.upstream import Upstream, read_place
+from firstlight.serve.http.connections import Guard
+from firstlight.serve.http.http_server import HttpServer
+from firstlight.serve.http.logs import set_up
+from firstlight.serve.http.metrics import Metrics
+from firstlight.serve.http.middleware import with_layers
+from firstlight.serve.http.readiness_gate import live_response
+from firstlight.serve.openai import replies
 from firstlight.serve.process import event_loop, http_settings, read_api_keys
-from firstlight.serve.upstream import Upstream, read_place
 
 
 class RelayHttp(HttpServer):

@@ -15,8 +15,8 @@ from typing import Any
 from firstlight.base.config import RunConfig
 from firstlight.base.errors import RequestError
 from firstlight.engine.messages import Ready
-from firstlight.serve.client import EngineClient
-from firstlight.serve.metrics import Metrics
+from firstlight.serve.engine_link.engine_client import EngineClient
+from firstlight.serve.http.metrics import Metrics
 from firstlight.serve.parsing.registry import Parsers
 from firstlight.text.model import TextModel
 

@@ -14,7 +14,7 @@ from firstlight.base import environment
 from firstlight.base.errors import UsageError, is_text
 from firstlight.cli.keys import gather_keys
 from firstlight.cli.prompts_file import read_prompts
-from firstlight.serve.logs import TextFormatter
+from firstlight.serve.http.logs import TextFormatter
 
 SOURCES = Path(__file__).parents[3] / "src"
 

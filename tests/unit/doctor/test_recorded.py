@@ -76,7 +76,7 @@ def test_who_stands_still_is_found_by_both_or_by_the_one_who_knows() -> None:
     assert any(STOPPED.message in clue.text for clue in same.supports)
     better = judge(one_rank(stopped, serving, both(RUN, UNKNOWN)))
     assert (better.cause, better.condition) == ("process-stopped", Condition.STUCK)
-    frames = stack("rank-0", ("engine/lead.py", "mystery", "do()"))
+    frames = stack("rank-0", ("engine/worker/rank_loop.py", "mystery", "do()"))
     worse = judge(one_rank(asleep("rank-0", 10), frames, boxed("rank-0", 0, phase="kv"), both(RUN, STOPPED)))
     assert (worse.cause, worse.summary) == ("process-stopped", STOPPED.message)
 

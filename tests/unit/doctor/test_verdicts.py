@@ -135,7 +135,7 @@ def test_one_look_decides_nothing() -> None:
 
 
 def test_what_cannot_be_explained_is_unknown_and_says_where() -> None:
-    frames = stack("rank-0", ("engine/lead.py", "mystery", "do()"))
+    frames = stack("rank-0", ("engine/worker/rank_loop.py", "mystery", "do()"))
     verdict = judge(one_rank(asleep("rank-0", 10), frames, boxed("rank-0", 0, phase="kv")))
     assert (verdict.condition, verdict.cause, verdict.subject) == (Condition.STUCK, "unknown", "rank-0")
     assert "mystery" in verdict.summary

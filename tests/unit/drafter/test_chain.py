@@ -10,7 +10,7 @@ import torch
 from firstlight.drafter.chain import eagle_proposer, ngram_proposer, run_chain, unrolled_proposer
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.request import Sequence
+from firstlight.engine.scheduler.sequence import Sequence
 from firstlight.engine.speculation.ngram import NgramDrafter
 from support.drafters import random_drafter
 

@@ -11,11 +11,11 @@ from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Abort, Drain, SequenceOutput, Submit
-from firstlight.engine.not_numbers import Inspection
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.scheduler import Scheduler
-from firstlight.engine.startup import quiet, self_test
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.scheduler import Scheduler
+from firstlight.engine.worker.not_numbers import Inspection
+from firstlight.engine.worker.startup import quiet, self_test
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from support.checkpoints import random_weights, tiny_description, write_hf_folder
 

@@ -39,7 +39,7 @@ from firstlight.engine.messages import (
     encode,
 )
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.plan import StepPlan, decode_plan, encode_plan
+from firstlight.engine.scheduler.plan import StepPlan, decode_plan, encode_plan
 
 PARAMS = SamplingParams(
     temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.1, frequency_penalty=-0.5,

@@ -24,7 +24,7 @@ from firstlight.launch.backends.kinds import KINDS, arguments, require_known
 from firstlight.launch.backends.log_follower import end_leftovers
 from firstlight.launch.processes.commands import run_token
 from firstlight.launch.processes.output import OutputLine
-from firstlight.serve.upstream import Place, read_place
+from firstlight.serve.foreign.upstream import Place, read_place
 from support.stand_in_vllm import VERSION, install_stand_in
 
 PLACE = Place(engine="vllm", uds="/run/engine.sock", port=8123, key="secret")

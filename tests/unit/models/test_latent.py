@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from firstlight.base.config import EngineSection
-from firstlight.engine import startup
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.runner import ModelRunner
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.worker import startup
+from firstlight.engine.worker.model_runner import ModelRunner
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.models.layers.latent import LatentAttention
 from firstlight.ops.collectives import Group

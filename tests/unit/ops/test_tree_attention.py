@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from firstlight.engine.tree import ROOT
+from firstlight.engine.speculation.tree import ROOT
 from firstlight.ops import padded_attention
 from firstlight.ops.contract import AttentionShape, Backend, StepRows
 from firstlight.ops.cpu.backend import CpuBackend

@@ -27,7 +27,7 @@ from firstlight.base.config import (
 )
 from firstlight.base.failure import read_failure
 from firstlight.engine.messages import Drain
-from firstlight.serve.orders import Accept, Refuse, Resume, encode_order
+from firstlight.serve.engine_link.orders import Accept, Refuse, Resume, encode_order
 from support.api_server import says, wait_until
 from support.byte_text import TEMPLATE, byte_tokenizer
 from support.checkpoints import random_weights, tiny_description, write_hf_folder

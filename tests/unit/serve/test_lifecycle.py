@@ -15,7 +15,7 @@ import pytest
 
 from firstlight.base.config import EngineSection
 from firstlight.engine.messages import Abort, Drain, Failed, Ready, Submit
-from firstlight.serve.http_server import CLOSE_MARGIN_S
+from firstlight.serve.http.http_server import CLOSE_MARGIN_S
 from support.api_server import ApiServer, wait_until
 from support.byte_text import END, tokens
 from support.fake_engine import DEADLINE_S, Script

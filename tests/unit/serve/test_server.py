@@ -17,7 +17,7 @@ import pytest
 import firstlight
 from firstlight.base.config import ServerSection
 from firstlight.base.errors import UsageError
-from firstlight.serve.logs import JsonFormatter
+from firstlight.serve.http.logs import JsonFormatter
 from firstlight.serve.process import check_tls, read_api_keys
 from support.api_server import MODEL, ApiServer, says
 from support.tls import write_tls_files

@@ -1,7 +1,7 @@
 """The engine in this process, as the benchmarks of its inside need it: no sockets, no text, plans by hand.
 
-Used by `bench offline` and `bench quality`. Invariant: it is started by `engine.startup` like any other
-engine, so what is measured is what is served.
+Used by `bench offline` and `bench quality`. Invariant: it is started by `engine.worker.startup` like any
+other engine, so what is measured is what is served.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from firstlight.base.config import EngineSection
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.startup import Started, quiet, start
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.worker.startup import Started, quiet, start
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.ops.collectives import Group
 

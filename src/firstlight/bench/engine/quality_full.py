@@ -21,7 +21,7 @@ from firstlight.base.config import EngineSection
 from firstlight.base.errors import UsageError, why_unreadable
 from firstlight.bench.engine.in_process import logits_of
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.startup import Started
+from firstlight.engine.worker.startup import Started
 from firstlight.llm import LLM
 
 LONG_TEXT_BYTES = 100_000

@@ -17,7 +17,7 @@ from firstlight.bench.measures import Summary, median, summarize
 from firstlight.bench.report import SUMMARY_COLUMNS, plain_table, summary_row
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.scheduler import Scheduler
+from firstlight.engine.scheduler.scheduler import Scheduler
 
 PROMPT_TOKENS = 60
 GOAL_S = 1e-3

@@ -29,7 +29,7 @@ from firstlight.drafter.loops import loop_start
 from firstlight.drafter.prompt_files import read_prompt_file
 from firstlight.engine.speculation.shape import NOTHING, Shape, chain
 from firstlight.engine.speculation.shipped import with_shipped_drafter
-from firstlight.engine.step_times import measure_step_times
+from firstlight.engine.worker.step_times import measure_step_times
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.text.model import TextModel
 

@@ -26,7 +26,7 @@ from firstlight.bench.serving.serving import Sender, first_model
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.speculation.counts import DraftCounts, figures
+from firstlight.engine.speculation.metrics import DraftCounts, figures
 from firstlight.engine.speculation.shape import NOTHING, Shape
 
 WITHOUT = "none"

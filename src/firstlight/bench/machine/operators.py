@@ -20,9 +20,9 @@ from firstlight.base.config import EngineSection
 from firstlight.base.errors import UnsupportedError
 from firstlight.bench.engine.in_process import open_engine
 from firstlight.bench.report import plain_table
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.replay import RecordedReplay
-from firstlight.engine.startup import Started
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.worker.replay import RecordedReplay
+from firstlight.engine.worker.startup import Started
 from firstlight.ops.cpu import library as native
 from firstlight.ops.cpu.library import Op, Pool, Step
 from firstlight.ops.cpu.packed import LAYOUTS, packed_bytes

@@ -17,12 +17,12 @@ from firstlight.base.config import EngineSection
 from firstlight.drafter.explain.drafts import Proposal
 from firstlight.drafter.explain.order import Order
 from firstlight.engine.messages import SequenceOutput, Submit
-from firstlight.engine.not_numbers import gave_up
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.request import Sequence
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.sequence import Sequence
 from firstlight.engine.speculation.places import slots_of
-from firstlight.engine.startup import Started, quiet, start
+from firstlight.engine.worker.not_numbers import gave_up
+from firstlight.engine.worker.startup import Started, quiet, start
 from firstlight.ops.collectives import Group
 
 MAX_SEQUENCES = 8

@@ -12,8 +12,8 @@ import torch
 
 from firstlight.base.config import EngineSection
 from firstlight.drafter.target import Target
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.startup import Started, quiet, start
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.worker.startup import Started, quiet, start
 from firstlight.ops.thread_group import Meeting, ThreadGroup
 
 

@@ -12,7 +12,7 @@ import httpx
 
 from firstlight.base.errors import EngineError, UsageError
 from firstlight.drafter.explain.evidence import Served
-from firstlight.serve.outgoing import open_client
+from firstlight.serve.http.outgoing import open_client
 
 DEADLINE_S = 10.0
 _LINE = re.compile(r"^([a-zA-Z_:]+)(\{[^}]*\})? +([0-9.eE+-]+)", re.MULTILINE)

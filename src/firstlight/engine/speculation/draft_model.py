@@ -15,12 +15,12 @@ from collections.abc import Sequence as Rows
 import numpy as np
 import torch
 
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.request import Sequence
-from firstlight.engine.runner import ModelRunner
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.sequence import Sequence
+from firstlight.engine.speculation.draft_kv_index import Held
 from firstlight.engine.speculation.guess import Guess
-from firstlight.engine.speculation.held import Held
 from firstlight.engine.speculation.places import Places
+from firstlight.engine.worker.model_runner import ModelRunner
 from firstlight.ops.selection import Selection
 
 

@@ -11,14 +11,14 @@ from msgspec import structs
 
 from firstlight.base.draft_tree import refuse_trees
 from firstlight.base.errors import UnsupportedError
-from firstlight.engine.assemble import load_weights, make_runner
-from firstlight.engine.kv import KVPool, token_row_bytes
-from firstlight.engine.not_numbers import Inspection
-from firstlight.engine.plan import StepPlan
+from firstlight.engine.scheduler.plan import StepPlan
 from firstlight.engine.speculation.draft_model import DraftModelDrafter
 from firstlight.engine.speculation.host import Extra, Host
 from firstlight.engine.speculation.places import Places
 from firstlight.engine.speculation.shape import Shape
+from firstlight.engine.worker.assemble import load_weights, make_runner
+from firstlight.engine.worker.kv_pool import KVPool, token_row_bytes
+from firstlight.engine.worker.not_numbers import Inspection
 from firstlight.facts.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from firstlight.facts.planning.memory_budget import kv_bytes_per_token
 from firstlight.loading.ties import settle_ties

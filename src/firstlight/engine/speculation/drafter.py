@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from typing import Protocol, runtime_checkable
 
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.request import Sequence
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.sequence import Sequence
 from firstlight.engine.speculation.shape import Shape
 
 
@@ -47,7 +47,9 @@ class Drafter(Protocol):
         ...
 
 
-Tree = tuple[list[int], list[int]]  # drafts and their parents, the likeliest first: see `engine.tree`
+Tree = tuple[
+    list[int], list[int]
+]  # drafts and their parents, the likeliest first: see `engine.speculation.tree`
 
 
 @runtime_checkable

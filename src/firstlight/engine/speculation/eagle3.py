@@ -17,19 +17,19 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.request import Sequence
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.sequence import Sequence
+from firstlight.engine.speculation.deferred_kv_writes import Waiting
 from firstlight.engine.speculation.drafter import Tree
 from firstlight.engine.speculation.eagle3_layer import DraftRows, Layer, begin
 from firstlight.engine.speculation.guess import Guess
 from firstlight.engine.speculation.places import Places
 from firstlight.engine.speculation.shape import Shape
-from firstlight.engine.speculation.waiting import Waiting
 from firstlight.ops.contract import StepRows
 
 
 class Source(Protocol):
-    """Where the target's last step is read: `engine.runner.ModelRunner`."""
+    """Where the target's last step is read: `engine.worker.model_runner.ModelRunner`."""
 
     @property
     def states(self) -> torch.Tensor: ...

@@ -16,9 +16,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from firstlight.engine.request import Sequence
+from firstlight.engine.scheduler.sequence import Sequence
+from firstlight.engine.speculation.deferred_kv_writes import TrueRows
 from firstlight.engine.speculation.places import Places
-from firstlight.engine.speculation.waiting import TrueRows
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from firstlight.engine.kv import KVPool
+from firstlight.engine.speculation.deferred_kv_writes import TrueRows
 from firstlight.engine.speculation.eagle3_layer import DraftRows
-from firstlight.engine.speculation.waiting import TrueRows
+from firstlight.engine.worker.kv_pool import KVPool
 from firstlight.models.eagle3 import Eagle3Drafter, RmsNorm
 from firstlight.models.layers.linear import StoredMatrix, interleave_rows
 from firstlight.models.layers.vocabulary import Embedding

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 
+from firstlight.engine.speculation.deferred_kv_writes import TrueRows
 from firstlight.engine.speculation.eagle3_layer import DraftRows
-from firstlight.engine.speculation.waiting import TrueRows
 from firstlight.models.eagle3 import Eagle3Drafter
 
 

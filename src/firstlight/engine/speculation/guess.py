@@ -14,9 +14,9 @@ from collections.abc import Sequence as Rows
 import numpy as np
 import torch
 
-from firstlight.engine.noise import gumbel, stream_key
-from firstlight.engine.request import Sequence
-from firstlight.engine.sampler import MIN_TEMPERATURE
+from firstlight.engine.sampling.noise import gumbel, stream_key
+from firstlight.engine.sampling.sampler import MIN_TEMPERATURE
+from firstlight.engine.scheduler.sequence import Sequence
 
 
 class Guess:

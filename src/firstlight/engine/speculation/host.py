@@ -1,7 +1,7 @@
 """The engine as a drafter meets it: the target that it drafts for, where that lies, and how large it is.
 
-Made by `engine.startup`, handed to the drafter that is made. Invariant: nothing of the target is changed
-through it.
+Made by `engine.worker.startup`, handed to the drafter that is made. Invariant: nothing of the target is
+changed through it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firstlight.base.config import EngineSection
-from firstlight.engine.runner import ModelRunner
 from firstlight.engine.speculation.shape import Shape, shape_of
+from firstlight.engine.worker.model_runner import ModelRunner
 from firstlight.models.decoder import Decoder
 from firstlight.ops.contract import Backend
 

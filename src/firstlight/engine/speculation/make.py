@@ -1,4 +1,4 @@
-"""The drafting that the settings ask for. Called by `engine.startup` on rank 0.
+"""The drafting that the settings ask for. Called by `engine.worker.startup` on rank 0.
 
 Invariant: what cannot be had is an error at the start, never a server that silently does not draft.
 """
@@ -13,14 +13,14 @@ from firstlight.base.config import EngineSection
 from firstlight.base.draft_profile import parse_profile
 from firstlight.base.draft_tree import NGRAM, check_drafter, refuse_trees
 from firstlight.base.errors import ModelFileError
+from firstlight.engine.sampling.rejection_rule import RejectionRule
+from firstlight.engine.sampling.rule import Rule
 from firstlight.engine.speculation.draft_model_load import DraftModelDrafting
 from firstlight.engine.speculation.drafter import Drafter
 from firstlight.engine.speculation.eagle3_load import Eagle3Drafting
 from firstlight.engine.speculation.host import Extra, Host
 from firstlight.engine.speculation.ngram import NgramDrafter
 from firstlight.engine.speculation.policy import Policy
-from firstlight.engine.speculation.rejection_rule import RejectionRule
-from firstlight.engine.speculation.rule import Rule
 from firstlight.engine.speculation.shape import Shape, shape_of
 from firstlight.engine.speculation.speculation import Speculation
 from firstlight.engine.speculation.synthetic import Synthetic

@@ -11,9 +11,9 @@ from collections.abc import Sequence as Rows
 
 import numpy as np
 
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.request import Sequence
-from firstlight.engine.speculation.memory import memory_of
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.sequence import Sequence
+from firstlight.engine.speculation.draft_memory import memory_of
 
 SHORTEST_MATCH = 2  # of one token, almost any place matches and nothing follows from it
 LONGEST_MATCH = 8  # a longer one is no better a guess

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Rows
 
 import numpy as np
 
-from firstlight.engine.request import Sequence
+from firstlight.engine.scheduler.sequence import Sequence
 
 
 def slots_of(pages: Rows[int], num_tokens: int, page_size: int) -> np.ndarray:

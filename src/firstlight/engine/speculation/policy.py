@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from firstlight.engine.speculation.acceptance import Acceptance, TreeAcceptance
 from firstlight.engine.speculation.common_prefix import common_prefix
-from firstlight.engine.speculation.counts import NO_STEP
+from firstlight.engine.speculation.metrics import NO_STEP
 from firstlight.engine.speculation.shape import NOTHING, Shape, chain
 
 _NEW_TIME = 0.1  # weight of a new step in the running mean of all

@@ -11,16 +11,16 @@ from collections.abc import Sequence as Rows
 from time import perf_counter
 
 from firstlight.engine.messages import SequenceOutput
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.request import Sequence
-from firstlight.engine.speculation.counts import DraftCounts
+from firstlight.engine.sampling.rule import Rule
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.sequence import Sequence
+from firstlight.engine.speculation.draft_memory import MAX_MISSES, MAX_MISSES_OF_MODEL, memory_of
 from firstlight.engine.speculation.drafter import Drafter, Tree, TreeDrafter
-from firstlight.engine.speculation.memory import MAX_MISSES, MAX_MISSES_OF_MODEL, memory_of
+from firstlight.engine.speculation.metrics import DraftCounts
 from firstlight.engine.speculation.policy import Policy
-from firstlight.engine.speculation.rule import Rule
 from firstlight.engine.speculation.shape import Shape
 from firstlight.engine.speculation.synthetic import Synthetic
-from firstlight.engine.tree import depths, first_path, path_of
+from firstlight.engine.speculation.tree import depths, first_path, path_of
 
 
 class Speculation:

@@ -1,7 +1,8 @@
 """Acceptance by a given profile, so that the cost of drafting can be measured without a good drafter.
 
-Used by `engine.choosing` where `--draft-acceptance` was given. What is answered then is not the model's: a
-forced draft stands where the model's token belongs. Invariant: the same seed and position decide the same.
+Used by `engine.sampling.verify` where `--draft-acceptance` was given. What is answered then is not the
+model's: a forced draft stands where the model's token belongs. Invariant: the same seed and position decide
+the same.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Sequence as Rows
 
 import torch
 
-from firstlight.engine.noise import stream_key
-from firstlight.engine.sampler import History
+from firstlight.engine.sampling.noise import stream_key
+from firstlight.engine.sampling.sampler import History
 
 _OTHER_STREAM = 0x5EED_D1CE  # so that the decisions do not follow the sampler's noise
 

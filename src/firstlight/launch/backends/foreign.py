@@ -25,7 +25,7 @@ from firstlight.launch.backends.kinds import COUNTERS, Kind, arguments, require_
 from firstlight.launch.backends.log_follower import LogFollower
 from firstlight.launch.backends.protocol import BoxSpec, Plan
 from firstlight.launch.processes.commands import API, ChildSpec, rank_name, relay_spec, run_token
-from firstlight.serve.upstream import Place, read_place, write_place
+from firstlight.serve.foreign.upstream import Place, read_place, write_place
 
 ENGINE_SOCKET = "engine.sock"
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from firstlight.base.config import RunConfig
 from firstlight.base.errors import UsageError
-from firstlight.serve.upstream import Place
+from firstlight.serve.foreign.upstream import Place
 
 # What the supervisor and the relay do themselves, whatever the engine is.
 _OURS = frozenset(

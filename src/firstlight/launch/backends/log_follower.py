@@ -38,7 +38,7 @@ from firstlight.launch.janitor import members, read_stat
 from firstlight.launch.processes.commands import API, rank_name, run_id, title
 from firstlight.launch.processes.output import OutputLine
 from firstlight.launch.timeline.progress import BoxFollower, ProgressLine
-from firstlight.serve.upstream import Place
+from firstlight.serve.foreign.upstream import Place
 
 CORE = "engine"  # the process between the HTTP server and the ranks, where there is one
 _KNOCK_S = 0.25

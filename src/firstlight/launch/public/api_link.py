@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from firstlight.base.config import API_SOCKET, RunConfig
-from firstlight.serve.orders import Order, encode_order
+from firstlight.serve.engine_link.orders import Order, encode_order
 
 _PROBE_DEADLINE_S = 60.0
 

@@ -25,7 +25,7 @@ from firstlight.launch.runs.logs import keep_verdict, withdraw_verdict
 from firstlight.launch.terminal.console import Console
 from firstlight.launch.timeline.progress import PhaseTrack, ProgressLine
 from firstlight.launch.verdict import Verdict
-from firstlight.serve.orders import Accept, Refuse, Resume
+from firstlight.serve.engine_link.orders import Accept, Refuse, Resume
 
 _MAX_HELD_LINES = 1000
 

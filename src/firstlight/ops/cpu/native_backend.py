@@ -2,7 +2,7 @@
 
 KV also in bfloat16 or int8, where that is asked for (see `ops.kv_rows`).
 
-Picked by `engine.startup` for `--dtype auto` where the native library loads. Row-invariant: see
+Picked by `engine.worker.startup` for `--dtype auto` where the native library loads. Row-invariant: see
 `native/program.h`. Invariant: the operators called one by one here and recorded on a `tape.Tape` are the same
 and give the same bits.
 """

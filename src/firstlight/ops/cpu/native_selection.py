@@ -1,6 +1,7 @@
 """The largest logits by our own kernels, where they lie: nothing is copied out but what is asked for.
 
-Made by `engine.startup` beside the native backend. Invariant: the same values and ids as `TorchSelection`.
+Made by `engine.worker.startup` beside the native backend. Invariant: the same values and ids as
+`TorchSelection`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long the native library's operators take, by kind of work.
 
-Handed to the `StepClock` of a rank by `engine.assemble`. Invariant: the library reads a clock only between
-`start` and `stop`.
+Handed to the `StepClock` of a rank by `engine.worker.assemble`. Invariant: the library reads a clock only
+between `start` and `stop`.
 """
 
 from __future__ import annotations

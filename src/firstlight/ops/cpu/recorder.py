@@ -1,8 +1,8 @@
 """A forward pass taken down once, as programs of the native library that run on any number of rows.
 
-The layers of a model record themselves on a `Tape` (see `contract.Tape`); `engine.replay` runs it: in one
-call for a single rank, and for several ranks in one call from each collective to the next. Invariant: every
-address in a program belongs to a tensor that the tape, the model or the KV pool keeps alive.
+The layers of a model record themselves on a `Tape` (see `contract.Tape`); `engine.worker.replay` runs it: in
+one call for a single rank, and for several ranks in one call from each collective to the next. Invariant:
+every address in a program belongs to a tensor that the tape, the model or the KV pool keeps alive.
 
 Shapes: R most rows of a step, H hidden, V vocabulary, C captured states.
 """

@@ -1,14 +1,14 @@
 """One answer through its parsers: what the model thinks, what it says, what it calls.
 
-Made by `serve.chat_parsing` for each choice and driven by `serve.choice`, token by token. Invariant: without
-parsers, content is the text.
+Made by `serve.chat_parsing` for each choice and driven by `serve.openai.choice`, token by token. Invariant:
+without parsers, content is the text.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from firstlight.serve.parsing.protocol import ReasoningParser, ToolCallPiece, ToolParser
+from firstlight.serve.parsing.parser import ReasoningParser, ToolCallPiece, ToolParser
 
 
 @dataclass

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 
 from firstlight.serve.parsing.markers import MarkerScanner
-from firstlight.serve.parsing.protocol import ReasoningParser, ToolCallPiece, ToolParser, ToolText
+from firstlight.serve.parsing.parser import ReasoningParser, ToolCallPiece, ToolParser, ToolText
 from firstlight.serve.parsing.thinking import TaggedReasoning
 
 _SECTION_BEGINS = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from firstlight.base.errors import UsageError
 from firstlight.serve.parsing.kimi_k2 import KimiK2
-from firstlight.serve.parsing.protocol import ParserFamily
+from firstlight.serve.parsing.parser import ParserFamily
 
 FAMILIES: dict[str, ParserFamily] = {family.name: family for family in (KimiK2(),)}
 AUTO, NONE = "auto", "none"

@@ -11,8 +11,8 @@ from firstlight.bench.serving.stack_samples import Sampled, tally
 
 STACKS = """\
 <module> (/x/site-packages/firstlight/serve/api.py:1);run (/usr/lib/python3.11/asyncio/runners.py:2) 5
-send (/x/src/firstlight/serve/exchange.py:9);send (/x/site-packages/uvicorn/protocols/http.py:8) 3
-send (/x/src/firstlight/serve/exchange.py:9);thing (<string>:1) 2
+send (/x/src/firstlight/serve/http/streaming_response.py:9);send (/x/site-packages/uvicorn/protocols/http.py:8) 3
+send (/x/src/firstlight/serve/http/streaming_response.py:9);thing (<string>:1) 2
 something (<string>:1) 1
 not a line of samples
 """
@@ -39,7 +39,12 @@ def test_only_full_decode_steps_that_follow_one_another_count() -> None:
 
 
 def test_a_sample_belongs_to_its_innermost_known_frame() -> None:
-    assert tally(STACKS) == {"asyncio": 5, "uvicorn": 3, "firstlight.serve.exchange": 2, "other": 1}
+    assert tally(STACKS) == {
+        "asyncio": 5,
+        "uvicorn": 3,
+        "firstlight.serve.http.streaming_response": 2,
+        "other": 1,
+    }
 
 
 @pytest.mark.parametrize(("api_s", "is_met"), [(0.003, True), (0.007, False)])

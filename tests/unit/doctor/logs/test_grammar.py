@@ -15,7 +15,7 @@ from firstlight.doctor.logs.grammar_reader import GrammarReader, PhaseEvent
 from firstlight.doctor.servers.options import Sizes
 from firstlight.launch.processes.output import LineCutter
 
-RECORDED = Path(__file__).parents[2] / "data" / "vllm"
+RECORDED = Path(__file__).parents[3] / "data" / "vllm"
 BAR = "Loading safetensors checkpoint shards: {percent}% Completed | {done}/64 [00:22<00:00,  2.86it/s]"
 AT = "[2026-11-29 21:05:10{labels}] "
 

@@ -15,8 +15,8 @@ import pytest
 
 from firstlight.drafter.chain import eagle_proposer
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.request import Sequence
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.sequence import Sequence
 from firstlight.engine.speculation.eagle3 import Eagle3TreeDrafter
 from support.eagle3 import NUM, SIZES, Pair, tiny_eagle3, write_pair
 from support.engines import Harness, Result, submit

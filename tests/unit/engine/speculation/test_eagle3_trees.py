@@ -14,12 +14,12 @@ import torch
 
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.plan import StepPlan
-from firstlight.engine.request import Sequence
+from firstlight.engine.scheduler.plan import StepPlan
+from firstlight.engine.scheduler.sequence import Sequence
 from firstlight.engine.speculation.drafter import Tree
 from firstlight.engine.speculation.eagle3 import Eagle3TreeDrafter
 from firstlight.engine.speculation.shape import Shape
-from firstlight.engine.tree import depths, first_path, path_of
+from firstlight.engine.speculation.tree import depths, first_path, path_of
 from firstlight.models.eagle3 import DraftCache, Eagle3Drafter
 from support.eagle3 import LENGTH, NUM, SIZES, Pair, tiny_eagle3, write_pair
 from support.engines import Harness, Result, submit

@@ -12,10 +12,10 @@ import pytest
 import torch
 from msgspec import structs
 
-from firstlight.engine.speculation import rejection_rule
-from firstlight.engine.speculation.rejection_rule import RejectionRule, acceptance, probabilities, residual
-from firstlight.engine.speculation.rule import Rule
-from firstlight.engine.tree import ROOT
+from firstlight.engine.sampling import rejection_rule
+from firstlight.engine.sampling.rejection_rule import RejectionRule, acceptance, probabilities, residual
+from firstlight.engine.sampling.rule import Rule
+from firstlight.engine.speculation.tree import ROOT
 from support.draft_draws import (
     DRAFTER,
     FIRST,

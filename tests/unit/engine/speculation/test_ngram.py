@@ -9,7 +9,7 @@ import pytest
 
 from firstlight.engine.messages import Submit
 from firstlight.engine.params import SamplingParams
-from firstlight.engine.request import Sequence
+from firstlight.engine.scheduler.sequence import Sequence
 from firstlight.engine.speculation.ngram import LONGEST_MATCH, MAX_LOOKBACK, NgramDrafter, continuation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from firstlight.engine.speculation.memory import (
+from firstlight.engine.speculation.draft_memory import (
     LONGEST_PAUSE,
     MAX_MISSES,
     MAX_MISSES_OF_MODEL,

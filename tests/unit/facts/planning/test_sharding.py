@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from firstlight.base.errors import UsageError
-from firstlight.engine.kv import token_row_bytes
+from firstlight.engine.worker.kv_pool import token_row_bytes
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.facts.checkpoint.weight_schemes import DeclaredWeights
 from firstlight.facts.description import ModelDescription

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOURCES = Path(__file__).parents[3] / "src"
+SOURCES = Path(__file__).parents[4] / "src"
 SCRIPT = """
 import json, os, signal, subprocess, sys, time
 from firstlight.launch.processes.orphans import adopt_orphans, reap_orphans

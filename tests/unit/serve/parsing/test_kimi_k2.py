@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from firstlight.serve.openai.tool_replies import whole_calls
 from firstlight.serve.parsing.answer import AnswerParser
 from firstlight.serve.parsing.kimi_k2 import MAX_HEADER_CHARS, KimiK2
-from firstlight.serve.tool_replies import whole_calls
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 ONE_SECTION, ONE_SECTION_END = "<|tool_call_section_begin|>", "<|tool_call_section_end|>"
