@@ -21,7 +21,7 @@ _RATE_PER_S = 200
 _SAMPLE_S = 2
 _LEAVE_S = 30.0
 _MOST_ROWS = 14
-_OURS = re.compile(r"\((?:\S*/)?firstlight/(\w+/\w+)\.py")
+_OURS = re.compile(r"\((?:\S*/)?firstlight/([\w/]+)\.py")
 _FRAME = re.compile(r"\((?:\S*/)?(?:site-packages|python3\.\d+|lib-dynload)/([\w.]+)")
 
 

@@ -11,7 +11,7 @@ from firstlight.bench.serving.stack_samples import Sampled, tally
 
 STACKS = """\
 <module> (/x/site-packages/firstlight/serve/api.py:1);run (/usr/lib/python3.11/asyncio/runners.py:2) 5
-send (/x/src/firstlight/serve/http/streaming_response.py:9);send (/x/site-packages/uvicorn/protocols/http.py:8) 3
+send (/x/src/firstlight/serve/http/streaming_response.py:9);send (/x/site-packages/uvicorn/http.py:8) 3
 send (/x/src/firstlight/serve/http/streaming_response.py:9);thing (<string>:1) 2
 something (<string>:1) 1
 not a line of samples
