@@ -25,6 +25,7 @@ from rich.progress import (
 
 from firstlight.base.config import EngineSection
 from firstlight.base.errors import EngineError, RequestError, UsageError
+from firstlight.base.phases import GENERATE, SELF_TEST
 from firstlight.base.resolve_config import engine_from
 from firstlight.engine import messages
 from firstlight.engine.core import EngineCore
@@ -106,7 +107,7 @@ class LLM:
             self.report["drafter_notes"] = [note, *self.report.get("drafter_notes", ())]
         self._core: EngineCore = started.core(started.runner.run)
         self._inspection, report = Inspection(started.checkpoint), on_phase or quiet
-        report("self-test")
+        report(SELF_TEST)
         self_test(self._core, self._inspection, report)
         if self._core.speculation is not None:
             times_s = measure_step_times(self._core, checkpoint.description.vocab_size)
@@ -167,7 +168,7 @@ class LLM:
                     num_done += sum(self._take(jobs[output.request_id], output) for output in outputs.outputs)
                     bar(num_done, len(jobs))
                     if self._on_phase is not None:
-                        self._on_phase("generate", num_done, len(jobs), "requests")
+                        self._on_phase(GENERATE, num_done, len(jobs), "requests")
         finally:
             # After an interrupt nothing may keep its pages.
             self._core.scheduler.abort_all()

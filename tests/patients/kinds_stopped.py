@@ -10,7 +10,9 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
+from firstlight.base.phases import DRAFTER, SELF_TEST
 from firstlight.doctor.case.evidence import Case
 from firstlight.doctor.case.values_process import ProcessState, PythonStacks, Threads
 from patients.models import SHARDED, TINY
@@ -96,6 +98,18 @@ def _changed_step(function: str) -> object:
         Load(ward, server)
         until_steps_end(server)
         return server.patient(f"at step {number}")
+
+    return start
+
+
+def _still_alone(phase: str, function: str, **section: object) -> Callable[[Ward], Patient]:
+    """Rank 0 stands still in a phase that the other rank does not have, and has long passed."""
+
+    def start(ward: Ward) -> Patient:
+        mistake = change("rank 0", "firstlight.engine.worker.startup", "stand_still", where=function)
+        ranks = Ranks(ward, ward.models / TINY, 2, variables=mistake, section=section)
+        ranks.until_phase("rank-0", phase)
+        return ranks.patient(f"rank 0 in {phase}")
 
     return start
 
@@ -198,6 +212,24 @@ KINDS = (
         subject="rank-0",
         settle_s=5.0,
         holds=_uses_a_core,
+    ),
+    *(
+        Kind(
+            name=f"alone-in-{phase}",
+            is_quick=phase == DRAFTER,
+            what=f"rank 0 waits for ever in {phase}, a phase that only it has",
+            start=_still_alone(phase, function, **section),
+            causes=frozenset({"rank-behind", "collective-desync"}),
+            why="where the other rank waits for it in a collective, both are true and name the same rank",
+            conditions=_STUCK,
+            subject="rank-0",
+            settle_s=5.0,
+            holds=lambda case: _main_waits(case, "recvfrom"),
+        )
+        for phase, function, section in (
+            (DRAFTER, "read_drafting", {"drafter": "ngram"}),
+            (SELF_TEST, "self_test", {}),
+        )
     ),
     Kind(
         name="scheduler-spins",

@@ -167,3 +167,37 @@ def test_no_file_names_this_machine_or_a_registry() -> None:
         content = path.read_bytes()
         found += [f"{name}: {word}" for word in FORBIDDEN if word.encode() in content]
     assert found == []
+
+
+def test_a_phase_is_named_by_its_constant() -> None:
+    """A misspelt one is an error of the linter, and who asks for a phase is found by its name."""
+    stated = next(module for module in modules() if module.name == "firstlight.base.phases")
+    phases = {
+        node.value.value
+        for node in stated.tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    }
+    assert "self-test" in phases
+    reporters = {"report", "_report", "enter_phase", "_on_phase"}
+    literal = [
+        f"{module.shown}:{node.lineno}: {ast.unparse(node)[:60]}"
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] in reporters
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    ]
+    compared = [
+        f"{module.shown}:{node.lineno}: {ast.unparse(node)[:60]}"
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Compare)
+        and "phase" in ast.unparse(node.left)
+        and any(
+            isinstance(part, ast.Constant) and part.value in phases
+            for other in node.comparators
+            for part in ast.walk(other)
+        )
+    ]
+    assert literal + compared == []

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from firstlight.base.blackbox.recorder import Recorder
+from firstlight.base.phases import IMPORTS
 
 
 class _Counter:
@@ -36,7 +37,7 @@ class _Counter:
 @contextlib.contextmanager
 def counted_imports(recorder: Recorder, detail: str) -> Iterator[None]:
     """Enter the phase "imports" and count modules in it."""
-    recorder.enter_phase("imports", 0, "modules", detail)
+    recorder.enter_phase(IMPORTS, 0, "modules", detail)
     counter = _Counter(recorder)
     sys.meta_path.insert(0, counter)
     gc.disable()  # what modules make stays: looking through it for garbage is a tenth of the time

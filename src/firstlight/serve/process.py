@@ -22,7 +22,7 @@ from firstlight.base.blackbox.writer import BlackBox
 from firstlight.base.config import API_KEYS_FILE, API_SOCKET, RunConfig, ServerSection
 from firstlight.base.errors import UsageError
 from firstlight.base.heap import give_back_heap
-from firstlight.base.phases import READY, PhaseReporter
+from firstlight.base.phases import BUILD, READY, PhaseReporter
 from firstlight.facts.checkpoint.checkpoint import open_checkpoint
 from firstlight.serve.app import make_app
 from firstlight.serve.engine_link.control_link import ControlLink
@@ -44,7 +44,7 @@ def run_api(config: RunConfig, listener_fd: int, control_fd: int, box: BlackBox)
     """Serves until it is asked to stop. Takes over both descriptors."""
     set_up(config.server.log_format)
     report = PhaseReporter(box).report
-    report("build", detail="tokenizer and chat template")
+    report(BUILD, detail="tokenizer and chat template")
     server = make_server(config)
     http = make_http(server, read_api_keys(Path(config.run_dir)), box)
     give_back_heap()

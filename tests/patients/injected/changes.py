@@ -118,8 +118,18 @@ def long_match(module, number):
     module.EngineCore.step = _at(number, match)(module.EngineCore.step)
 
 
+def stand_still(module, where):
+    """engine.worker.startup: this function waits for an answer that never comes."""
+
+    def wait(*_, **__):
+        asked, _answers = socket.socketpair()
+        asked.recv(1)
+
+    setattr(module, where, wait)
+
+
 def plan_nothing(module, number):
-    """engine.scheduler: work is there and no plan comes of it, from the `number`th plan on."""
+    """engine.scheduler.scheduler: work is there and no plan comes of it, from the `number`th plan on."""
     plan = module.Scheduler.plan
     calls = 0
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from firstlight.base.blackbox.reader import Odometer
+from firstlight.base.phases import DEVICE, DRAFTER, KV, PREPARE, READY, RENDEZVOUS, SELF_TEST, WEIGHTS
 from firstlight.doctor.case.evidence import Case
 from firstlight.doctor.case.target import RUN, Engine, Role
 from firstlight.doctor.case.values_host import (
@@ -185,3 +186,39 @@ def test_the_rank_that_the_log_has_not_heard_of_is_named() -> None:
     verdict = judge(case(found, [*rows, (0, RUN, log_seen)]))
     assert (verdict.condition, verdict.cause, verdict.subject) == (Condition.STUCK, "rank-behind", "rank-5")
     assert "not from 5, 6, 7" in verdict.summary
+
+
+def ranks_in(*phases: str, engine: Engine = Engine.NATIVE) -> Verdict:
+    """The verdict on ranks that sleep, each in its phase."""
+    rows = [row for rank in range(len(phases)) for row in asleep(f"rank-{rank}", 10 + rank)]
+    rows += [row for rank, phase in enumerate(phases) for row in boxed(f"rank-{rank}", rank, phase=phase)]
+    found = [made_up(f"rank-{rank}", 10 + rank, rank=rank) for rank in range(len(phases))]
+    return judge(case(target(*found, engine=engine, expected_ranks=len(phases)), rows))
+
+
+@pytest.mark.parametrize(
+    ("phases", "subject"),
+    [
+        ((DRAFTER, PREPARE), "rank-0"),  # seen: rank 1 was named, which only waits for rank 0
+        ((DRAFTER, WEIGHTS), "rank-0"),
+        ((SELF_TEST, READY), "rank-0"),
+        ((PREPARE, DRAFTER), "rank-1"),
+        ((KV, WEIGHTS), "rank-1"),
+        ((WEIGHTS, DEVICE), "rank-1"),
+    ],
+)
+def test_who_is_behind_is_told_by_the_order_of_a_start(phases: tuple[str, str], subject: str) -> None:
+    verdict = ranks_in(*phases)
+    assert (verdict.cause, verdict.subject) == ("rank-behind", subject)
+
+
+def test_an_unknown_phase_is_neither_behind_nor_ahead() -> None:
+    assert ranks_in("of-another-version", PREPARE).cause != "rank-behind"
+    verdict = ranks_in("of-another-version", PREPARE, KV)
+    assert (verdict.cause, verdict.subject) == ("rank-behind", "rank-1")
+
+
+def test_the_order_of_a_foreign_engine_is_its_own() -> None:
+    """vLLM takes its device before the rendezvous, and loads its drafter after the weights."""
+    assert ranks_in(RENDEZVOUS, DEVICE, engine=Engine.VLLM).subject == "rank-1"
+    assert ranks_in(DRAFTER, WEIGHTS, engine=Engine.VLLM).subject == "rank-1"

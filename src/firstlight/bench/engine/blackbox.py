@@ -24,6 +24,7 @@ from firstlight.base.blackbox.layout import NUM_PHASES, Counter
 from firstlight.base.blackbox.recorder import NoBox
 from firstlight.base.blackbox.store import FOLDER, make_box_folder, open_own_box
 from firstlight.base.blackbox.writer import BlackBox
+from firstlight.base.phases import WEIGHTS
 from firstlight.bench.engine.in_process import open_engine
 from firstlight.bench.engine.offline import OfflineOrder
 from firstlight.bench.measures import median
@@ -195,7 +196,7 @@ def _time_collectives(box: BlackBox, writes: int) -> int:
 def _time_phases(box: BlackBox, writes: int) -> int:
     start_ns = perf_counter_ns()
     for number in range(writes):
-        box.enter_phase("weights", number, "bytes", "model.layers.0")
+        box.enter_phase(WEIGHTS, number, "bytes", "model.layers.0")
     return perf_counter_ns() - start_ns
 
 

@@ -23,7 +23,7 @@ from firstlight.doctor.case.values_process import (
     Threads,
     ThreadState,
 )
-from firstlight.doctor.logs.grammar import ENGINES, load_grammar
+from firstlight.doctor.logs.grammar import ENGINES, load_grammar, places_of
 from firstlight.doctor.logs.grammar_reader import GrammarReader
 from firstlight.doctor.motion.motion import ProcessMotion, ServerMotion, State, Thresholds, judge_motion
 from firstlight.doctor.motion.states import FATAL
@@ -155,6 +155,15 @@ class View:
         if self.log is None or rank is None or rank >= self.log[0].sizes.ranks_here:
             return ""
         return self.log[0].cursor(rank).phase
+
+    def place(self, key: str) -> int | None:
+        """How far it is, as a number that grows from phase to phase; None where that is not known."""
+        return self.places.get(self.phase(key))
+
+    @functools.cached_property
+    def places(self) -> Mapping[str, int]:
+        """The order of the phases of this engine's start."""
+        return places_of(self.case.target.engine.value)
 
     @functools.cached_property
     def log(self) -> tuple[GrammarReader, Seen[LogTail]] | None:

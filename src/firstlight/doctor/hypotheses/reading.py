@@ -5,6 +5,7 @@ Read by `registry`. Invariant: reading that goes on, however slowly, is never ca
 
 from __future__ import annotations
 
+from firstlight.base.phases import PREPARE, WEIGHTS
 from firstlight.doctor.case.evidence import Seen
 from firstlight.doctor.case.values_host import CheckpointFiles, SocketEnd, Sockets
 from firstlight.doctor.case.view import View
@@ -45,7 +46,7 @@ def _slow(view: View) -> Judgement | None:
     in_weights = [
         (one, item)
         for one, item in reading
-        if view.phase(one.key) in ("weights", "prepare", "") and one.key not in importing
+        if view.phase(one.key) in (WEIGHTS, PREPARE, "") and one.key not in importing
     ]
     slow = [(one, item) for one, item in in_weights if one.state is State.SLOW]
     if slow and view.is_starting:

@@ -5,7 +5,7 @@ Read by `registry`. Invariant: the suspect is the rank that the others wait for,
 
 from __future__ import annotations
 
-from firstlight.base.phases import PHASES
+from firstlight.base.phases import RENDEZVOUS
 from firstlight.doctor.case.view import View
 from firstlight.doctor.hypotheses.collectives import still_moves
 from firstlight.doctor.hypothesis import (
@@ -24,7 +24,6 @@ from firstlight.doctor.report import describe
 
 _RENDEZVOUS = (r"rendezvous", r"init_process_group", r"_store_based_barrier", r"TCPStore", r"FileStore")
 _SILENCE_S = 60.0
-_BEFORE = ("spawn", "imports", "device", "headers", "")
 
 
 def _absent(view: View) -> Judgement | None:
@@ -33,7 +32,7 @@ def _absent(view: View) -> Judgement | None:
     if not waiting or not view.is_starting:
         return None
     late = [one for one in view.ranks if one.key not in waiting and one.state is not State.MOVING]
-    late = [one for one in late if view.phase(one.key) in _BEFORE and one.state is not State.SLOW]
+    late = [one for one in late if _is_on_its_way(view, one.key) and one.state is not State.SLOW]
     names = ", ".join(describe.named(view, key) for key in waiting)
     ids = tuple(seen.id for key in waiting if (seen := view.box(key)))
     supports = [Clue(text=f"{names} wait at the rendezvous", evidence=ids or _stack_ids(view, waiting))]
@@ -62,12 +61,18 @@ def _absent(view: View) -> Judgement | None:
     return Judgement(supports=tuple(supports), subject=subject, summary=summary)
 
 
+def _is_on_its_way(view: View, key: str) -> bool:
+    """Before the rendezvous; so is a process that has said nothing yet."""
+    place = view.place(key)
+    return place < view.places[RENDEZVOUS] if place is not None else not view.phase(key)
+
+
 def _waits_at_rendezvous(view: View, key: str) -> bool:
     seen = view.case.pair(type(box.value), key) if (box := view.box(key)) else None
     if seen is not None:
         first, second = seen.first.value.box.phase, seen.second.value.box.phase
         if first is not None and second is not None:
-            is_there = first.name == second.name == "rendezvous"
+            is_there = first.name == second.name == RENDEZVOUS
             return is_there and second.odometer.done < max(second.odometer.total, 1)
     return any(view.in_stack(*_RENDEZVOUS, keys=(key,), innermost=12))
 
@@ -133,12 +138,14 @@ def _behind_by_log(view: View) -> tuple[list[int], Clue] | None:
 
 
 def _behind_by_box(view: View) -> tuple[list[int], Clue] | None:
-    places = {one.rank: view.phase(one.key) for one in view.ranks if one.rank is not None}
-    order = [place for place in PHASES if place in places.values()]
-    if len(order) < 2 or not view.is_starting or not view.has_stopped_moving:
+    phases = {one.rank: view.phase(one.key) for one in view.ranks if one.rank is not None}
+    known = {rank: view.places[phase] for rank, phase in phases.items() if phase in view.places}
+    least, most = min(known.values(), default=0), max(known.values(), default=0)
+    if least == most or not view.is_starting or not view.has_stopped_moving:
         return None
-    ranks = [rank for rank, place in places.items() if place == order[0]]
-    text = f"ranks {', '.join(map(str, ranks))} are in phase {order[0]}, others in {order[-1]}"
+    ranks = [rank for rank, place in known.items() if place == least]
+    others = next(phases[rank] for rank, place in known.items() if place == most)
+    text = f"ranks {', '.join(map(str, ranks))} are in phase {phases[ranks[0]]}, others in {others}"
     ids = tuple(seen.id for one in view.ranks if (seen := view.box(one.key)))
     return ranks, Clue(text=text, evidence=ids[:8] or view.motion.evidence[:4], weight=Weight.STRONG)
 

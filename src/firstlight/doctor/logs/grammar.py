@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from importlib import resources
 from typing import Literal
 
@@ -16,7 +17,7 @@ import msgspec
 import yaml
 
 from firstlight.base.errors import UsageError
-from firstlight.base.phases import PHASES
+from firstlight.base.phases import PHASES, PLACES
 
 ENGINES = ("vllm", "sglang")
 _NUMBER = re.compile(r"\d+")
@@ -102,6 +103,11 @@ def load_grammar(engine: str) -> Grammar:
         raise UsageError(f"there is no log grammar of {engine!r}.", f"Name one of {', '.join(ENGINES)}.")
     text = resources.files("firstlight.doctor").joinpath("grammars", f"{engine}.yaml").read_text("utf-8")
     return parse_grammar(text)
+
+
+def places_of(engine: str) -> Mapping[str, int]:
+    """How far each phase is in a start of this engine: by its grammar, else in the order of our own."""
+    return load_grammar(engine).order() if engine in ENGINES else PLACES
 
 
 def parse_grammar(text: str) -> Grammar:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 
 from firstlight.base.blackbox.reader import Box
+from firstlight.base.phases import WEIGHTS
 from firstlight.doctor.case.evidence import Case
 from firstlight.doctor.case.target import Role
 from firstlight.doctor.case.values_process import BlackBoxSeen, LogTail, ProcessState
@@ -24,7 +25,6 @@ __all__ = ["ProcessMotion", "ServerMotion", "State", "Thresholds", "judge_motion
 _MOST_CROWDED_SPIN_S = 7.5  # a verdict on a loop is due within ten seconds
 _WATCHERS = (Role.SUPERVISOR, Role.JANITOR)
 _CHUNK_BYTES = 64 << 20  # bytes come in pieces of about this size
-_WEIGHTS = "weights"
 
 
 def judge_motion(
@@ -280,5 +280,5 @@ def expected_piece_s(box: Box, now_s: float, quiet_s: float) -> float | None:
         pieces = odometer.done / _CHUNK_BYTES if odometer.unit == "bytes" else odometer.done
         return moving_s / max(pieces, 1e-9)
     ends = [*(later.start_s for later in box.phases[1:]), now_s]
-    read = [end - one.start_s for one, end in zip(box.phases, ends, strict=True) if one.name == _WEIGHTS]
+    read = [end - one.start_s for one, end in zip(box.phases, ends, strict=True) if one.name == WEIGHTS]
     return max(read, default=None)

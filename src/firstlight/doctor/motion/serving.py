@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
+from firstlight.base.phases import READY, SERVING
 from firstlight.doctor.case.evidence import Case
 from firstlight.doctor.case.target import RUN
 from firstlight.doctor.case.values_host import Generation, HttpProbe, RequestLoad
 from firstlight.doctor.case.values_process import BlackBoxSeen
 
-PHASES = ("ready", "serving")
+_UP = (READY, SERVING)
 _ANSWERS_ALWAYS = ("/startup", "/health/live")  # of ours, also while there is no engine
 
 
@@ -39,7 +40,7 @@ def serving_of(case: Case) -> Serving:
     requests: int | None = None
     if boxes:
         phases = [seen.value.box.phase for seen in boxes]
-        is_up = all(phase is not None and phase.name in PHASES for phase in phases)
+        is_up = all(phase is not None and phase.name in _UP for phase in phases)
         is_up = is_up and any(seen.value.is_alive for seen in boxes)
         requests = _requests(case)
         ids += [seen.id for seen in boxes]

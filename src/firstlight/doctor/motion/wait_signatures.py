@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from firstlight.base.phases import RENDEZVOUS
 from firstlight.doctor.case.evidence import Case, Pair, Seen
 from firstlight.doctor.case.target import RUN
 from firstlight.doctor.case.values_host import Compilers
@@ -27,7 +28,6 @@ _DISK = re.compile(r"folio_wait|wait_on_page|blk_|rq_qos|io_schedule|nfs|fuse|re
 _POLLS = re.compile(r"(^|[_.])(wait|acquired?|sleep|poll|select|recv|recv_bytes|get|join|barrier)$")
 _BATON = re.compile(r"file_baton\.py$")
 FULL_PIPE = ("pipe_write", "anon_pipe_write", "pipe_wait_writable")
-RENDEZVOUS = "rendezvous"
 
 
 def disk_wait(case: Case, key: str) -> Progress | None:

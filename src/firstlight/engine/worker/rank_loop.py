@@ -19,7 +19,15 @@ from firstlight.base.config import REPORT_FILE, EngineSection, RunConfig
 from firstlight.base.errors import FirstlightError
 from firstlight.base.failure import explained
 from firstlight.base.heap import give_back_heap
-from firstlight.base.phases import DRAIN, READY, SERVING, PhaseReporter
+from firstlight.base.phases import (
+    COMPILE,
+    DRAIN,
+    READY,
+    RENDEZVOUS,
+    SELF_TEST,
+    SERVING,
+    PhaseReporter,
+)
 from firstlight.engine.channel import START_DEADLINE_MS, PlanReceiver, PlanSender, RequestChannel
 from firstlight.engine.core import EngineCore
 from firstlight.engine.messages import Drain, Failed, Profile, Ready, StartProfile, StepOutputs, StopProfile
@@ -54,10 +62,10 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
             return started.runner.run(plan)
 
         core = started.core(execute, box)
-        report("self-test", 0, 1, "tokens")
+        report(SELF_TEST, 0, 1, "tokens")
         inspection = Inspection(started.checkpoint)
         self_test(core, inspection, report)
-        report("self-test", 1, 1, "tokens")
+        report(SELF_TEST, 1, 1, "tokens")
         description = started.checkpoint.description
         times_s = measure_step_times(core, description.vocab_size)
         core.begin(times_s)
@@ -66,7 +74,7 @@ def lead(config: RunConfig, checkpoint: Checkpoint, box: BlackBox) -> None:
             said = in_words(trial)
             started.report["drafter_trial"] = trial
             started.report["drafter_notes"].append(f"tried at the start: {said}")
-            report("self-test", detail=said)
+            report(SELF_TEST, detail=said)
         require_numbers(core, inspection, report)
         started.report["step_ms"] = {str(rows): round(1e3 * seconds, 3) for rows, seconds in times_s.items()}
         (run_dir / REPORT_FILE).write_bytes(msgspec.json.encode(started.report))
@@ -121,14 +129,14 @@ def _start(
     group = Group(rank, section.tensor_parallel, section.collective_deadline_s, device, box)
     if section.device == "cuda":
         group.clock = EventClock()
-    report("rendezvous", 0, group.size, "ranks")
+    report(RENDEZVOUS, 0, group.size, "ranks")
     join(
         group,
         Path(config.run_dir) / "rendezvous",
         Wish(section.device, section.collectives, lambda: _library(section, report)),
-        lambda arrived: report("rendezvous", arrived, group.size, "ranks"),
+        lambda arrived: report(RENDEZVOUS, arrived, group.size, "ranks"),
     )
-    report("rendezvous", group.size, group.size, "ranks")
+    report(RENDEZVOUS, group.size, group.size, "ranks")
     section, note = with_shipped_drafter(section, checkpoint)
     started = start(checkpoint, config.model.dtype, section, group, report)
     if note is not None:
@@ -140,7 +148,7 @@ def _library(section: EngineSection, report: Report) -> ctypes.CDLL:
     """The native library for sharing memory, unless nothing of ours shall run."""
     if section.cpu_kernels == "stock" and section.collectives == "auto":
         raise MissingLibraryError("--cpu-kernels stock was given")
-    return open_library(lambda done, total: report("compile", done, total, "files", COMPILED))
+    return open_library(lambda done, total: report(COMPILE, done, total, "files", COMPILED))
 
 
 class _Watch:

@@ -18,6 +18,7 @@ from firstlight.base.blackbox.recorder import Recorder
 from firstlight.base.config import STEP_SIZES, EngineSection
 from firstlight.base.errors import EngineError, ResourceError, UnsupportedError
 from firstlight.base.heap import give_back_heap
+from firstlight.base.phases import BUILD, COMPILE, DEVICE, DRAFTER, KV, PREPARE, SELF_TEST, WEIGHTS
 from firstlight.engine.core import EngineCore, Execute
 from firstlight.engine.messages import NOT_NUMBERS, Submit
 from firstlight.engine.params import SamplingParams
@@ -101,15 +102,15 @@ def start(
     require_fit(checkpoint, section)
     checkpoint = settle_ties(checkpoint)
     drafting = _read_drafting(section, checkpoint, report) if group.rank == 0 else None
-    report("device")
+    report(DEVICE)
     num_threads = _set_threads(section, group)
     ops = pick_backend(section, dtype, group, num_threads, report)
     description = checkpoint.description
-    report("build", 0, description.num_layers, "layers")
+    report(BUILD, 0, description.num_layers, "layers")
     declare = Declaration(
         ops,
         group,
-        lambda done, total: report("build", done, total, "layers"),
+        lambda done, total: report(BUILD, done, total, "layers"),
         expert_parallel=section.expert_parallel,
     )
     decoder = find(description.architecture)(declare, description)
@@ -127,7 +128,7 @@ def start(
         drafting = None
         sizes = _without_drafter(section, needs, ops)
     sizes = _agree(sizes, group)
-    loaded = load_weights(checkpoint, declare, lambda done, total: report("weights", done, total, "bytes"))
+    loaded = load_weights(checkpoint, declare, lambda done, total: report(WEIGHTS, done, total, "bytes"))
     pool = _make_pool(description.num_layers, sizes, shape, ops, report)
     runner = make_runner(decoder, ops, pool, sizes.section, group)
     assert not (capture and drafting is not None and drafting.layers), "one asks for states, not two"
@@ -174,7 +175,7 @@ def require_numbers(core: EngineCore, inspection: Inspection, report: Report) ->
     if not core.scheduler.stats().num_not_numbers:
         return
     detail = f"{NOT_NUMBERS}: looking for the weight"
-    inspection.look(lambda done, total: report("self-test", done, total, "tensors", detail))
+    inspection.look(lambda done, total: report(SELF_TEST, done, total, "tensors", detail))
     raise EngineError(f"the self-test failed: {NOT_NUMBERS}, though {SOUND}", WIDER)
 
 
@@ -191,7 +192,7 @@ def pick_backend(
             section.cpu_kernels,
             num_threads,
             group,
-            lambda done, total: report("compile", done, total, "files", COMPILED),
+            lambda done, total: report(COMPILE, done, total, "files", COMPILED),
             section.kv_dtype,
         )
     if section.device == "cuda":
@@ -203,10 +204,10 @@ def pick_backend(
 
 def _read_drafting(section: EngineSection, checkpoint: Checkpoint, report: Report) -> Drafting | None:
     if section.drafts:
-        report("drafter")
+        report(DRAFTER)
     drafting = read_drafting(section, checkpoint)
     if drafting is not None:
-        report("drafter", detail=drafting.words)
+        report(DRAFTER, detail=drafting.words)
     return drafting
 
 
@@ -230,18 +231,18 @@ def _agree(sizes: Sizes, group: Group) -> Sizes:
 def _prepare(ops: Backend, kinds: list[MatrixKind], report: Report, two_copies: bool) -> None:
     """Choose the layouts, one kind of matrix after the other: each is measured for some milliseconds."""
     for index, kind in enumerate(kinds):
-        report("prepare", index, len(kinds), "shapes")
+        report(PREPARE, index, len(kinds), "shapes")
         ops.prepare([kind], two_copies=two_copies)
-    report("prepare", len(kinds), len(kinds), "shapes")
+    report(PREPARE, len(kinds), len(kinds), "shapes")
 
 
 def _make_pool(num_layers: int, sizes: Sizes, shape: AttentionShape, ops: Backend, report: Report) -> KVPool:
     num_slots = sizes.num_pages * sizes.section.page_size_tokens
     total_bytes = num_layers * num_slots * shape.num_kv_heads * sum(token_row_bytes(shape, ops))
     detail = f"{sizes.num_pages} pages"
-    report("kv", 0, total_bytes, "bytes", detail)
+    report(KV, 0, total_bytes, "bytes", detail)
     pool = KVPool(num_layers, num_slots, shape, ops)
-    report("kv", total_bytes, total_bytes, "bytes", detail)
+    report(KV, total_bytes, total_bytes, "bytes", detail)
     return pool
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from firstlight.base.config import RunConfig
 from firstlight.base.errors import EngineError
+from firstlight.base.phases import PLACES
 from firstlight.launch.control import OnStall
 from firstlight.launch.processes.commands import API, title
 from firstlight.launch.processes.output import OutputLine
@@ -47,6 +48,7 @@ class PublicSide:
         self._front = front
         self._listener = listener
         self._notifier = notifier
+        self._places = _places_of(config.launch.backend)
         self.status = "starting"  # as in `Picture`
         self.verdict: Verdict | None = None  # why it does not go on
         self._tracks: dict[str, PhaseTrack] = {}
@@ -160,5 +162,14 @@ class PublicSide:
             tracks=self._tracks,
             pids=self._pids,
             verdict=self.verdict.failure if self.verdict else None,
+            places=self._places,
         )
         return picture(situation)
+
+
+def _places_of(backend: str) -> Mapping[str, int]:
+    if backend == "native":
+        return PLACES
+    from firstlight.doctor.logs.grammar import places_of  # reads YAML, which our own engine never needs
+
+    return places_of(backend)

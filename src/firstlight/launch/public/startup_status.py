@@ -7,27 +7,30 @@ process, and a number that is not known is absent, never guessed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from firstlight.base.failure import Failure
-from firstlight.base.phases import PHASES, READY
+from firstlight.base.phases import READY
 from firstlight.launch.processes.commands import title
 from firstlight.launch.public.startup_responder import Picture
 from firstlight.launch.terminal.amounts import amount
 from firstlight.launch.timeline.progress import PhaseTrack
 
 _LONGEST_RETRY_S = 60
-_ORDER = {phase: number for number, phase in enumerate(PHASES)}
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a picture is made of. `status` as in `Picture`; `verdict`: why it does not go on."""
+    """What a picture is made of.
+
+    `status` as in `Picture`; `verdict`: why it does not go on; `places`: the order of this engine's phases.
+    """
 
     status: str
     model: str
+    places: Mapping[str, int]
     tracks: Mapping[str, PhaseTrack] = {}
     pids: Mapping[str, int] = {}
     verdict: Failure | None = None
@@ -35,7 +38,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
 def picture(situation: Situation) -> Picture:
     """The picture of a moment."""
-    slowest = _slowest(list(situation.tracks.values()))
+    slowest = _slowest(situation)
     startup: dict[str, Any] = {
         "status": situation.status,
         "model": situation.model,
@@ -82,15 +85,16 @@ def _message(situation: Situation, slowest: PhaseTrack | None) -> str:
     return f"The model is not ready yet: {described(slowest)}."
 
 
-def _slowest(tracks: Sequence[PhaseTrack]) -> PhaseTrack | None:
-    """The rank that is least far; other processes count only while there is none."""
+def _slowest(situation: Situation) -> PhaseTrack | None:
+    """The rank that is least far, one in an unknown phase before all; others count while there is none."""
+
+    def how_far(track: PhaseTrack) -> tuple[int, float]:
+        last = track.last
+        return situation.places.get(last.phase, -1), last.done / last.total if last.total else 0.0
+
+    tracks = list(situation.tracks.values())
     ranks = [track for track in tracks if track.last.rank is not None]
-    return min(ranks or tracks, key=_how_far, default=None)
-
-
-def _how_far(track: PhaseTrack) -> tuple[int, float]:
-    last = track.last
-    return _ORDER.get(last.phase, len(PHASES)), last.done / last.total if last.total else 0.0
+    return min(ranks or tracks, key=how_far, default=None)
 
 
 def _values(track: PhaseTrack) -> dict[str, Any]:

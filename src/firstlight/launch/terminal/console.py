@@ -151,8 +151,8 @@ class Console:
         track = self._tracks.get(name)
         if track is None:
             return
-        took_s, has_to_say = now_s - track.last.start_s, track.last.total or track.last.detail
-        if took_s < _WORTH_A_LINE_S and not has_to_say:
+        has_to_say = track.last.total or (track.last.detail and not track.last.unit)
+        if now_s - track.last.start_s < _WORTH_A_LINE_S and not has_to_say:
             return
         if track.last.phase == SPAWN and now_s - track.last.start_s < _REPEAT_S:
             return
