@@ -72,7 +72,7 @@ class WithoutResidual(RejectionRule):
         place: int,
         drafts: Rows[int],
         token: int,
-        logits_V: torch.Tensor,  # noqa: N803
+        logits_V: torch.Tensor,
     ) -> int:
         given = super().token(history, place, drafts, token, logits_V)
         return given if given in drafts else token

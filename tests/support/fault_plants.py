@@ -193,7 +193,7 @@ def last_block_not_captured(patch: Patch) -> None:
     """3, in the decoder that all share: the last block's state is that before it."""
     keep = Decoder._keep
 
-    def early(self: Decoder, layer: int, x_TH: torch.Tensor, batch: ForwardBatch) -> None:  # noqa: N803
+    def early(self: Decoder, layer: int, x_TH: torch.Tensor, batch: ForwardBatch) -> None:
         keep(self, layer, x_TH, batch)
         last = len(self._blocks)
         if layer == last - 1 and last in self._places and batch.states_TCH is not None:
@@ -209,13 +209,13 @@ def partial_sums(patch: Patch) -> None:
     keep, call = Decoder._keep, GatedMlp.__call__
     missing: dict[int, torch.Tensor] = {}
 
-    def of_one_rank(self: GatedMlp, x_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def of_one_rank(self: GatedMlp, x_TH: torch.Tensor) -> torch.Tensor:
         whole = call(self, x_TH)
         own = self._down(self._ops.gated_silu(self._gate_up(x_TH)))
         missing[self._group.rank] = whole - own
         return whole
 
-    def early(self: Decoder, layer: int, x_TH: torch.Tensor, batch: ForwardBatch) -> None:  # noqa: N803
+    def early(self: Decoder, layer: int, x_TH: torch.Tensor, batch: ForwardBatch) -> None:
         group = self._blocks[0]._mlp._group
         part = missing[group.rank] if layer and group.size > 1 else torch.zeros(())
         keep(self, layer, x_TH - part, batch)

@@ -68,8 +68,8 @@ def mounted(source: Path, freeze: str) -> Iterator[FrozenMount]:
     """`source` mounted read-only. `freeze`: "OPERATION NAME [OFFSET]", the request that gets no answer, nor
     does any after it; for a read: the first one that reaches the offset. "never": it always answers.
     """
-    Path("/tmp/mounts").mkdir(exist_ok=True)  # noqa: S108 - in nobody's folder: who lists it would wait too
-    path = Path(tempfile.mkdtemp(dir="/tmp/mounts"))  # noqa: S108
+    Path("/tmp/mounts").mkdir(exist_ok=True)
+    path = Path(tempfile.mkdtemp(dir="/tmp/mounts"))
     process = subprocess.Popen(
         [sys.executable, __file__, str(source), str(path), freeze],
         stdin=subprocess.PIPE,

@@ -45,7 +45,7 @@ def matrix(values_OI: torch.Tensor, weight_format: str) -> StoredMatrix:
     return StoredMatrix(Weight(weight_format, tuple(values_OI.shape), raw))
 
 
-def _blocks(values_OI: torch.Tensor, weight_format: str) -> torch.Tensor:  # noqa: N803 - shape suffix
+def _blocks(values_OI: torch.Tensor, weight_format: str) -> torch.Tensor:
     """Blocks as they are put together out of safetensors; scales that float16 can hold."""
     if weight_format.startswith("INT4"):
         symmetric = weight_format == "INT4"
@@ -98,8 +98,8 @@ class Paged:
         """A step of (sequence, first position, number of rows)."""
         sequences = np.array([entry[0] for entry in entries])
         counts = np.array([entry[2] for entry in entries])
-        sequence_T = np.repeat(np.arange(len(entries)), counts)  # noqa: N806 - shape suffix
-        positions_T = np.concatenate([np.arange(first, first + num) for _, first, num in entries])  # noqa: N806
+        sequence_T = np.repeat(np.arange(len(entries)), counts)
+        positions_T = np.concatenate([np.arange(first, first + num) for _, first, num in entries])
         table = self.tables_SP[sequences]
         slots = (
             table[sequence_T, positions_T // self.page_size] * self.page_size + positions_T % self.page_size
@@ -121,8 +121,8 @@ class Paged:
         rows = self.rows(entries)
         firsts = np.cumsum(rows.counts) - rows.counts
         trees = [(entry, list(found)) for entry, found in parents.items()]
-        positions_T = rows.positions_T.copy()  # noqa: N806 - shape suffix
-        branches_TW = lay_out(trees, np.array(rows.starts), firsts, positions_T)  # noqa: N806
+        positions_T = rows.positions_T.copy()
+        branches_TW = lay_out(trees, np.array(rows.starts), firsts, positions_T)
         return replace(rows, positions_T=positions_T, branches_TW=branches_TW)
 
     def straightened(self, rows: StepRows, row: int) -> tuple[Paged, StepRows]:

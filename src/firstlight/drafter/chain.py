@@ -52,7 +52,7 @@ def run_chain(tokens: list[int], first: int, k: int, propose: Propose) -> Rounds
 def eagle_proposer(
     drafter: Eagle3Drafter,
     states_TCH: torch.Tensor,
-    tokens: list[int],  # noqa: N803 - shape suffix
+    tokens: list[int],
 ) -> Propose:
     """Drafts of an EAGLE-3 drafter over one document; its keys are made anew from true states each round."""
     cache = DraftCache()
@@ -83,7 +83,7 @@ def eagle_proposer(
 def unrolled_proposer(
     drafter: Eagle3Drafter,
     k: int,
-    states_TCH: torch.Tensor,  # noqa: N803 - shape suffix
+    states_TCH: torch.Tensor,
     tokens: list[int],
 ) -> Propose:
     """Like `eagle_proposer`, but the `k` drafts of all indices are made at once, some twenty times as fast.

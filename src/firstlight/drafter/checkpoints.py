@@ -68,7 +68,7 @@ def save_checkpoint(
     write_tensor_file(path, tensors, {STATE: msgspec.json.encode(state).decode()})
 
 
-def load_drafter(path: Path, embedding_VH: torch.Tensor) -> tuple[Eagle3Drafter, Progress]:  # noqa: N803
+def load_drafter(path: Path, embedding_VH: torch.Tensor) -> tuple[Eagle3Drafter, Progress]:
     """The drafter of a checkpoint, and how far it was trained."""
     tensors = read_tensor_file(path)
     try:

@@ -54,7 +54,7 @@ def require_loss(name: str) -> None:
         raise UsageError(f"There is no loss {name!r}.", f"Give one of {', '.join(_LOSSES)}.")
 
 
-def score_drafts(normed_QH: torch.Tensor, head_RH: torch.Tensor, aim: Aim) -> Scored:  # noqa: N803
+def score_drafts(normed_QH: torch.Tensor, head_RH: torch.Tensor, aim: Aim) -> Scored:
     """The loss of the head's distributions; in the dtype of `normed_QH`, with sums in float32."""
     loss, best = _DraftLoss.apply(normed_QH, head_RH, aim)
     return Scored(loss, best)

@@ -53,20 +53,20 @@ def fit_first_weights(drafter: Eagle3Drafter, ends: Ends, shards: list[Path], no
         # Double precision: neighbouring layers' states are nearly the same.
         square = sums.square_XX.double()
         square += torch.diag(RIDGE * square.diagonal() + 1e-9 * square.diagonal().mean())
-        weights_XH = torch.linalg.solve(square, sums.cross_XH.double()).float()  # noqa: N806
+        weights_XH = torch.linalg.solve(square, sums.cross_XH.double()).float()
         num_states = len(config.state_layers) * config.target_hidden_size
         drafter.fc.weight.copy_(weights_XH[:num_states].t())
-        size_H = (sums.square_XX.diagonal()[num_states:] / sums.num).sqrt().clamp(min=1e-6)  # noqa: N806
+        size_H = (sums.square_XX.diagonal()[num_states:] / sums.num).sqrt().clamp(min=1e-6)
         inputs, last_states = sums.sample
-        token_HH = _fit_attention(drafter, weights_XH[num_states:], size_H, sums.every)  # noqa: N806
+        token_HH = _fit_attention(drafter, weights_XH[num_states:], size_H, sums.every)
         output = drafter.fc(inputs[:, :num_states]) + inputs[:, num_states:] @ token_HH
         _scale_logits(drafter, ends, output, last_states, norm_eps)
 
 
 def _fit_attention(
     drafter: Eagle3Drafter,
-    token_HH: torch.Tensor,  # noqa: N803 - shape suffix
-    size_H: torch.Tensor,  # noqa: N803
+    token_HH: torch.Tensor,
+    size_H: torch.Tensor,
     every: torch.Tensor,
 ) -> torch.Tensor:
     """Lets attention add the token's part, as far as its values hold it; what is added of a token [H, H]."""
@@ -120,8 +120,8 @@ def _supervised_for_training(shard: Shard) -> torch.Tensor:
 
 
 def _split(
-    token_HH: torch.Tensor,  # noqa: N803 - shape suffix
-    size_H: torch.Tensor,  # noqa: N803
+    token_HH: torch.Tensor,
+    size_H: torch.Tensor,
     most: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The token's part as two matrices with at most so many values in between."""
@@ -133,8 +133,8 @@ def _split(
 
 def _through_values(
     drafter: Eagle3Drafter,
-    to_values_HV: torch.Tensor,  # noqa: N803
-    from_values_VH: torch.Tensor,  # noqa: N803
+    to_values_HV: torch.Tensor,
+    from_values_VH: torch.Tensor,
 ) -> None:
     """Gives the values and one head of each group the token's part."""
     config = drafter.config
@@ -150,7 +150,7 @@ def _through_values(
 def _always_one(
     drafter: Eagle3Drafter,
     inputs: torch.Tensor,
-    token_HH: torch.Tensor,  # noqa: N803
+    token_HH: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What makes the same of every input of the projections [X], and these inputs [I, X]."""
     embedded = inputs[:, -drafter.config.hidden_size :]
@@ -163,7 +163,7 @@ def _always_one(
     return torch.linalg.solve(square, wide.sum(0)).float(), x
 
 
-def _look_at_itself(drafter: Eagle3Drafter, always_one_X: torch.Tensor, scores: torch.Tensor) -> None:  # noqa: N803
+def _look_at_itself(drafter: Eagle3Drafter, always_one_X: torch.Tensor, scores: torch.Tensor) -> None:
     """Queries and keys that are the same everywhere: rotated, they agree best at a distance of nothing."""
     config = drafter.config
     group, size = config.num_heads // config.num_kv_heads, config.head_size
@@ -199,9 +199,9 @@ def _scale_logits(
 
 def through_latents(
     drafter: LatentEagle3Drafter,
-    to_values_HV: torch.Tensor,  # noqa: N803 - shape suffix
-    from_values_VH: torch.Tensor,  # noqa: N803
-    embedded_IH: torch.Tensor,  # noqa: N803
+    to_values_HV: torch.Tensor,
+    from_values_VH: torch.Tensor,
+    embedded_IH: torch.Tensor,
 ) -> int:
     """Lets the latents be the token's part, and heads bring it back; how many heads that takes."""
     sizes, num = drafter.sizes, from_values_VH.shape[0]
@@ -224,9 +224,9 @@ def through_latents(
 def look_at_itself(
     drafter: LatentEagle3Drafter,
     num_heads: int,
-    always_one_X: torch.Tensor,  # noqa: N803 - shape suffix
+    always_one_X: torch.Tensor,
     pair_scores: torch.Tensor,
-    x_IX: torch.Tensor,  # noqa: N803
+    x_IX: torch.Tensor,
 ) -> None:
     """Rotary keys, and queries of the first heads, that are the same everywhere.
 

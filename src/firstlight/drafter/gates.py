@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+import torch.nn.functional as F
 
 from firstlight.base.errors import ModelFileError, UsageError
 from firstlight.drafter.answers import Answer, read_answers

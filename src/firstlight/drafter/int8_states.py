@@ -20,7 +20,7 @@ OUTLYING = 8.0  # times the median of the rows' largest values
 NAMES = ("states_int8", "states_scale", "exact_rows", "exact_states")
 
 
-def to_int8(states_ICH: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: N803 - shape suffix
+def to_int8(states_ICH: torch.Tensor) -> dict[str, torch.Tensor]:
     """The tensors that stand for the states in a file."""
     wide = states_ICH.float()
     largest = wide.abs().amax(-1)
@@ -50,7 +50,7 @@ def from_int8(tensors: dict[str, torch.Tensor], path: Path) -> torch.Tensor:
 
 
 def storage_error(
-    states_ICH: torch.Tensor,  # noqa: N803
+    states_ICH: torch.Tensor,
     before: dict[str, list[float]] | None = None,
 ) -> dict[str, list[float]]:
     """For each layer the relative error (root of mean squares) and the lowest cosine of a row.

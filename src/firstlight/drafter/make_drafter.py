@@ -64,7 +64,7 @@ def first_drafter(target: Target, ends: Ends, shards: list[Path], settings: Trai
 def renew_vocabulary(
     drafter: Eagle3Drafter,
     ends: Ends,
-    counts_V: torch.Tensor,  # noqa: N803
+    counts_V: torch.Tensor,
     always: set[int],
 ) -> int:
     """Puts tokens that the data has in the place of those that it lacks; returns how many.
@@ -79,11 +79,11 @@ def renew_vocabulary(
     stays = torch.isin(ids, held)
     num_new = int((~stays).sum())
     if num_new:
-        trained_RH = drafter.lm_head.weight.detach()[order]  # noqa: N806
-        rows_RH = ends.head[held]  # noqa: N806
+        trained_RH = drafter.lm_head.weight.detach()[order]
+        rows_RH = ends.head[held]
         square = (rows_RH.t() @ rows_RH).double()
         square += torch.diag(1e-6 * square.diagonal())
-        turn_HH = torch.linalg.solve(square, (rows_RH.t() @ trained_RH).double()).float()  # noqa: N806
+        turn_HH = torch.linalg.solve(square, (rows_RH.t() @ trained_RH).double()).float()
         with torch.no_grad():
             drafter.lm_head.weight.copy_(ends.head[ids] @ turn_HH)
             drafter.lm_head.weight[stays] = trained_RH[torch.searchsorted(held, ids[stays])]
@@ -195,7 +195,7 @@ def _count(shards: list[Path], vocab_size: int) -> tuple[torch.Tensor, torch.Ten
 # tokens, control tokens and single digits are always among them.
 
 
-def build_vocabulary(counts_V: torch.Tensor, size: int, always: Iterable[int]) -> torch.Tensor:  # noqa: N803
+def build_vocabulary(counts_V: torch.Tensor, size: int, always: Iterable[int]) -> torch.Tensor:
     """Target ids int64 [size], ascending: `always`, then the most frequent, then the lowest of the rest."""
     vocab_size = len(counts_V)
     if not 0 < size <= vocab_size:
@@ -224,7 +224,7 @@ def tokens_to_keep(target: Target) -> set[int]:
     return keep
 
 
-def coverage(counts_V: torch.Tensor, ids_R: torch.Tensor) -> float:  # noqa: N803
+def coverage(counts_V: torch.Tensor, ids_R: torch.Tensor) -> float:
     """The share of counted tokens that the draft vocabulary has."""
     total = float(counts_V.sum())
     return float(counts_V[ids_R].sum()) / total if total else 0.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+import torch.nn.functional as F
 
 from firstlight.drafter.draft_loss import CROSS_ENTROPY, Aim, score_drafts
 from firstlight.drafter.packing import Row
@@ -41,11 +41,11 @@ class Teacher:
     place_V: torch.Tensor  # draft id of each target token, -1 outside
     temperature: float = 1.0  # below 1 its distribution is sharper
 
-    def log_probs(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def log_probs(self, final_QH: torch.Tensor) -> torch.Tensor:
         """The target's distribution over the draft vocabulary, given that its token is in there [Q, R]."""
         return F.log_softmax(self._logits(final_QH), -1)
 
-    def probs(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def probs(self, final_QH: torch.Tensor) -> torch.Tensor:
         """The same as probabilities."""
         return F.softmax(self._logits(final_QH), -1)
 
@@ -54,14 +54,14 @@ class Teacher:
         moved = {name: getattr(self, name).to(device) for name in ("norm", "head_RH", "place_V")}
         return replace(self, **moved)
 
-    def _logits(self, final_QH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def _logits(self, final_QH: torch.Tensor) -> torch.Tensor:
         wide = final_QH.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.norm_eps)
         # Under autocast the product is bfloat16, too coarse for probabilities.
         return (wide * (scale / self.temperature) * self.norm @ self.head_RH.t()).float()
 
 
-def make_teacher(ends: Ends, ids_R: torch.Tensor, norm_eps: float) -> Teacher:  # noqa: N803
+def make_teacher(ends: Ends, ids_R: torch.Tensor, norm_eps: float) -> Teacher:
     """The teacher of a draft vocabulary."""
     place = torch.full((len(ends.head),), -1, dtype=torch.int64)
     place[ids_R] = torch.arange(len(ids_R))
@@ -80,11 +80,11 @@ def unrolled(
     rows = row.unroll_rows()
     queries = rows.queries_Q
     with torch.no_grad():
-        probs_QR = teacher.probs(row.final_TH[queries])  # noqa: N806 - shape suffix
+        probs_QR = teacher.probs(row.final_TH[queries])
     # Every query is a supervised index, so that index's distribution is the query's.
-    asked_T = torch.zeros_like(row.tokens_T)  # noqa: N806
+    asked_T = torch.zeros_like(row.tokens_T)
     asked_T[queries] = torch.arange(len(queries), device=queries.device)
-    place_T = teacher.place_V[row.wanted_T.clamp(min=0)]  # noqa: N806
+    place_T = teacher.place_V[row.wanted_T.clamp(min=0)]
     # Norms leave float32; the head's product is the largest, and takes the type of the others.
     kind = queries.device.type
     compute_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
@@ -97,7 +97,7 @@ def unrolled(
         losses.append(scored.loss)
         valids.append(valid)
         corrects.append(valid & (scored.best_Q == right))
-    losses_S = torch.stack(losses)  # noqa: N806
+    losses_S = torch.stack(losses)
     weights = torch.tensor([step_decay**step for step in range(num_steps)], device=losses_S.device)
     return Outcome((losses_S * weights).sum(), torch.stack(valids), torch.stack(corrects), losses_S.detach())
 

@@ -42,7 +42,7 @@ class Row:
         queries = self.supervised_T.nonzero().squeeze(1)
         return UnrollRows(self.states_TCH, self.tokens_T, self.positions_T, queries, self.document_T)
 
-    def valid(self, queries_Q: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
+    def valid(self, queries_Q: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """For draft `step`: whose prediction it makes [Q], and whether that index is supervised [Q]."""
         later = queries_Q + step
         inside = later < len(self.tokens_T)

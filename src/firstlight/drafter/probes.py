@@ -38,7 +38,7 @@ def write_probes(folder: Path, stored: Eagle3Drafter, shard: Shard) -> None:
     write_tensor_file(folder / PROBES, tensors, {"what": what})
 
 
-def check_probes(folder: Path, target: Target, embedding_VH: torch.Tensor) -> str:  # noqa: N803
+def check_probes(folder: Path, target: Target, embedding_VH: torch.Tensor) -> str:
     """Loads the drafter of a folder and drafts from the stored states.
 
     Raises `ModelFileError` where the best tokens are others.

@@ -75,7 +75,7 @@ class Block:
         x_TH += self._attention(self._normed(x_TH, self._input_norm), batch)
         x_TH += self._mlp(self._normed(x_TH, self._post_norm))
 
-    def _normed(self, x_TH: torch.Tensor, weight: Vector) -> torch.Tensor:  # noqa: N803 - shape suffix
+    def _normed(self, x_TH: torch.Tensor, weight: Vector) -> torch.Tensor:
         return self._clock.run(Kind.OTHER, self._ops.rms_norm, x_TH, weight.values, self._eps)
 
     def record(self, tape: Tape) -> None:
@@ -118,12 +118,12 @@ class Decoder:
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits of the wanted rows, float32 [L, V]."""
-        x_TH = self._clock.run(Kind.OTHER, self._embedding, batch.tokens_T)  # noqa: N806 - shape suffix
+        x_TH = self._clock.run(Kind.OTHER, self._embedding, batch.tokens_T)
         for layer, block in enumerate(self._blocks):
             self._keep(layer, x_TH, batch)
             block(x_TH, batch)
         self._keep(len(self._blocks), x_TH, batch)
-        wanted_LH = x_TH.index_select(0, batch.logit_rows_L)  # noqa: N806 - shape suffix
+        wanted_LH = x_TH.index_select(0, batch.logit_rows_L)
         eps = self.description.norm_eps
         return self._head(self._clock.run(Kind.OTHER, self._ops.rms_norm, wanted_LH, self._norm.values, eps))
 

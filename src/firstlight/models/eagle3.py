@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+import torch.nn.functional as F
 from torch import nn
 
 from firstlight.facts.description import LatentAttention, RopeScaling
@@ -102,7 +102,7 @@ class Eagle3Drafter(nn.Module):
     def __init__(
         self,
         config: DrafterConfig,
-        embedding_VH: torch.Tensor,  # noqa: N803
+        embedding_VH: torch.Tensor,
         *,
         draws_weights: bool = True,
     ) -> None:
@@ -143,7 +143,7 @@ class Eagle3Drafter(nn.Module):
         """Key-value heads, and the values of a key and of a value."""
         return self.config.num_kv_heads, self.config.head_size, self.config.head_size
 
-    def fuse(self, states_TCH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def fuse(self, states_TCH: torch.Tensor) -> torch.Tensor:
         """The target's states of each index joined to one [T, H], the lowest layer first."""
         states = states_TCH.to(self.fc.weight.dtype)
         if len(self.fc_norm):
@@ -151,7 +151,7 @@ class Eagle3Drafter(nn.Module):
         joined = states.flatten(1)
         return self.fc(joined if self.input_norm is None else self.input_norm(joined))
 
-    def embed(self, tokens_T: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+    def embed(self, tokens_T: torch.Tensor) -> torch.Tensor:
         """Rows of the embedding [T, H]."""
         return self.look_up(tokens_T) if self.look_up else self.embedding_VH.index_select(0, tokens_T)
 
@@ -159,48 +159,48 @@ class Eagle3Drafter(nn.Module):
         self,
         hidden_TH: torch.Tensor,
         tokens_T: torch.Tensor,
-        positions_T: torch.Tensor,  # noqa: N803
+        positions_T: torch.Tensor,
     ) -> Attending:
         """The first half of the layer: `hidden_TH` are fused states, or `feedback` of the drafts before."""
         x, residual = self._entered(hidden_TH, tokens_T)
         return Attending(self._queries(x, positions_T), *self._keys_and_values(x, positions_T), residual)
 
-    def _entered(self, hidden_TH: torch.Tensor, tokens_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
+    def _entered(self, hidden_TH: torch.Tensor, tokens_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the projections take [T, 2H], and the residual [T, H]."""
         embedded = self.embed(tokens_T).to(hidden_TH.dtype)
         normed = self.hidden_norm(hidden_TH)
         x = torch.cat((self.input_layernorm(embedded), normed), -1)
         return x, normed if self.config.norm_before_residual else hidden_TH
 
-    def _queries(self, x: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def _queries(self, x: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         heads = self.q_proj(x).view(-1, self.config.num_heads, self.config.head_size)
         return _rotate(heads, self._turn(positions_T))
 
     def _keys_and_values(
         self,
         x: torch.Tensor,
-        positions_T: torch.Tensor,  # noqa: N803
+        positions_T: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (-1, self.config.num_kv_heads, self.config.head_size)
         keys = _rotate(self.k_proj(x).view(shape), self._turn(positions_T))
         return keys, self.v_proj(x).view(shape)
 
-    def _turn(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
+    def _turn(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         angles = positions_T.float()[:, None] * self.frequencies
         factor = self.config.rope_scaling.turn_factor
         return angles.cos()[:, None] * factor, angles.sin()[:, None] * factor
 
-    def finish(self, attended_TI: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def finish(self, attended_TI: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:
         """The second half: what attention gave [T, N * D] becomes the output [T, H], before any norm."""
-        x_TH = residual_TH + self.o_proj(attended_TI)  # noqa: N806 - shape suffix
+        x_TH = residual_TH + self.o_proj(attended_TI)
         normed = self.post_attention_layernorm(x_TH)
         return x_TH + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
 
-    def logits(self, output_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def logits(self, output_TH: torch.Tensor) -> torch.Tensor:
         """Logits over the draft vocabulary [T, R]."""
         return self.lm_head(self.norm(output_TH))
 
-    def feedback(self, output_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def feedback(self, output_TH: torch.Tensor) -> torch.Tensor:
         """What the next draft takes as its hidden state."""
         return self.norm(output_TH) if self.config.norm_output else output_TH
 
@@ -208,14 +208,14 @@ class Eagle3Drafter(nn.Module):
         self,
         hidden_TH: torch.Tensor,
         tokens_T: torch.Tensor,
-        cache: DraftCache,  # noqa: N803
+        cache: DraftCache,
     ) -> torch.Tensor:
         """The layer's output [T, H] at the next T indices of one sequence, whose keys join the cache."""
         first = cache.length
         positions = torch.arange(first, first + len(tokens_T), device=tokens_T.device)
         new = self.attending(hidden_TH, tokens_T, positions)
         keys, values = cache.extend(new.keys, new.values)
-        seen_TS = torch.arange(len(keys), device=tokens_T.device) <= positions[:, None]  # noqa: N806
+        seen_TS = torch.arange(len(keys), device=tokens_T.device) <= positions[:, None]
         scores_KGTS = scores(new.queries, keys).masked_fill(~seen_TS, float("-inf"))
         return self.finish(weigh(scores_KGTS.softmax(-1), values), new.residual)
 
@@ -265,7 +265,7 @@ class DraftCache:
             self._keys, self._values = self._keys[:length], self._values[:length]
 
 
-def _rotate(x_TND: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:  # noqa: N803
+def _rotate(x_TND: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Turns the pairs (i, i + D/2): the order of Hugging Face checkpoints."""
     cos, sin = turn
     first, second = x_TND.float().chunk(2, -1)

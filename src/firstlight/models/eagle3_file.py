@@ -44,7 +44,7 @@ class LoadedDrafter:
 def load_eagle3(
     folder: Path,
     target: ModelDescription,
-    embedding_VH: torch.Tensor,  # noqa: N803 - shape suffix
+    embedding_VH: torch.Tensor,
 ) -> LoadedDrafter:
     """Reads a drafter for a target; `embedding_VH` is the target's, used where the file has none of its own.
 
@@ -59,7 +59,7 @@ def load_eagle3(
     own = tensors.pop(EMBEDDING, None)
     if own is not None:
         _require_shape(path, EMBEDDING, own, (target.vocab_size, described.layer.hidden_size))
-        embedding_VH = own.to(embedding_VH.dtype)  # noqa: N806 - shape suffix
+        embedding_VH = own.to(embedding_VH.dtype)
     elif described.layer.hidden_size != target.hidden_size:
         raise ModelFileError(
             f"{path}: the drafter is {described.layer.hidden_size} wide and the target "

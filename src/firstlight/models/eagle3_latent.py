@@ -52,7 +52,7 @@ class LatentEagle3Drafter(Eagle3Drafter):
         keys, values = whole.split((sizes.nope_size, sizes.value_size), 1)
         return keys, values
 
-    def _queries(self, x: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+    def _queries(self, x: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         c, sizes = self.config, self.sizes
         if sizes.query_rank is None:
             queries = self.q_proj(x)
@@ -69,7 +69,7 @@ class LatentEagle3Drafter(Eagle3Drafter):
     def _keys_and_values(
         self,
         x: torch.Tensor,
-        positions_T: torch.Tensor,  # noqa: N803
+        positions_T: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = self.sizes
         latent, rope = self.kv_a_proj_with_mqa(x)[:, None].split((sizes.latent_size, sizes.rope_size), -1)
@@ -77,7 +77,7 @@ class LatentEagle3Drafter(Eagle3Drafter):
         keys = torch.cat((latent, _turn_pairs(rope, self._turn(positions_T))), -1)
         return keys, keys[..., : sizes.latent_size]
 
-    def finish(self, attended_TI: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def finish(self, attended_TI: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:
         """See `Eagle3Drafter.finish`; of each head a latent is attended to [T, N * L]."""
         latents = attended_TI.unflatten(-1, (self.config.num_heads, -1))
         values = torch.einsum("tnl,nvl->tnv", latents, self._expanding()[1])
@@ -86,7 +86,7 @@ class LatentEagle3Drafter(Eagle3Drafter):
 
 def make_drafter(
     config: DrafterConfig,
-    embedding_VH: torch.Tensor,  # noqa: N803 - shape suffix
+    embedding_VH: torch.Tensor,
     *,
     draws_weights: bool = True,
 ) -> Eagle3Drafter:
@@ -95,7 +95,7 @@ def make_drafter(
     return kind(config, embedding_VH, draws_weights=draws_weights)
 
 
-def _turn_pairs(x_TNR: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:  # noqa: N803
+def _turn_pairs(x_TNR: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Turns the pairs (2i, 2i+1): the order of DeepSeek's checkpoints."""
     cos, sin = turn
     even, odd = x_TNR.float().unflatten(-1, (-1, 2)).unbind(-1)

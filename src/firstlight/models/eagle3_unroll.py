@@ -55,7 +55,7 @@ class UnrollRows:
         return found
 
 
-def scores(queries_QND: torch.Tensor, keys_SKD: torch.Tensor) -> torch.Tensor:  # noqa: N803
+def scores(queries_QND: torch.Tensor, keys_SKD: torch.Tensor) -> torch.Tensor:
     """[K, N/K, Q, S]."""
     num, heads, size = queries_QND.shape
     kv_heads = keys_SKD.shape[1]
@@ -66,7 +66,7 @@ def scores(queries_QND: torch.Tensor, keys_SKD: torch.Tensor) -> torch.Tensor:  
     )
 
 
-def weigh(weights_KGQS: torch.Tensor, values_SKD: torch.Tensor) -> torch.Tensor:  # noqa: N803
+def weigh(weights_KGQS: torch.Tensor, values_SKD: torch.Tensor) -> torch.Tensor:
     """[Q, N * D]."""
     kv_heads, group, num, _ = weights_KGQS.shape
     weighed = weights_KGQS.reshape(kv_heads, group * num, -1) @ values_SKD.transpose(0, 1)
@@ -74,7 +74,7 @@ def weigh(weights_KGQS: torch.Tensor, values_SKD: torch.Tensor) -> torch.Tensor:
 
 
 def attend_blocks(
-    queries_QND: torch.Tensor,  # noqa: N803
+    queries_QND: torch.Tensor,
     base: tuple[torch.Tensor, torch.Tensor],
     own: list[tuple[torch.Tensor, torch.Tensor]],
     blocks: list[Block],
@@ -94,7 +94,7 @@ def attend_blocks(
     return torch.cat(attended)
 
 
-def _own_score(queries_QND: torch.Tensor, keys_QKD: torch.Tensor) -> torch.Tensor:  # noqa: N803
+def _own_score(queries_QND: torch.Tensor, keys_QKD: torch.Tensor) -> torch.Tensor:
     """Each query with the key of its own index: [K, N/K, Q, 1]."""
     num, heads, size = queries_QND.shape
     kv_heads = keys_QKD.shape[1]
@@ -102,6 +102,6 @@ def _own_score(queries_QND: torch.Tensor, keys_QKD: torch.Tensor) -> torch.Tenso
     return (grouped * keys_QKD[:, :, None]).sum(-1).permute(1, 2, 0)[..., None] * size**-0.5
 
 
-def _weigh_own(weights_KGQ: torch.Tensor, values_QKD: torch.Tensor) -> torch.Tensor:  # noqa: N803
+def _weigh_own(weights_KGQ: torch.Tensor, values_QKD: torch.Tensor) -> torch.Tensor:
     """[Q, N * D]."""
     return (weights_KGQ[..., None] * values_QKD.transpose(0, 1)[:, None]).permute(2, 0, 1, 3).flatten(1)

@@ -76,9 +76,9 @@ class SharedMemory:
         if state:
             self._wait(call, state)
 
-    def join_columns(self, call: Call, mine_RC: torch.Tensor, widths: list[int]) -> torch.Tensor:  # noqa: N803
+    def join_columns(self, call: Call, mine_RC: torch.Tensor, widths: list[int]) -> torch.Tensor:
         assert mine_RC.is_contiguous(), "see Transport"
-        all_RC = torch.empty(len(mine_RC), sum(widths))  # noqa: N806 - shape suffix
+        all_RC = torch.empty(len(mine_RC), sum(widths))
         self._join(call, mine_RC, all_RC, tuple(4 * width for width in widths))
         return all_RC
 

@@ -31,7 +31,7 @@ class TorchTransport:
     def sum(self, call: Call, whole: torch.Tensor) -> None:
         _run(call, lambda: dist.all_reduce(whole))
 
-    def join_columns(self, call: Call, mine_RC: torch.Tensor, widths: list[int]) -> torch.Tensor:  # noqa: N803
+    def join_columns(self, call: Call, mine_RC: torch.Tensor, widths: list[int]) -> torch.Tensor:
         # The backends want equal shapes; shares may differ by a unit.
         widest = max(widths)
         mine = torch.nn.functional.pad(mine_RC, (0, widest - mine_RC.shape[1])).contiguous()

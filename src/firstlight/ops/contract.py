@@ -73,7 +73,7 @@ class StepRows:
     def places(
         self,
         rows_M: np.ndarray[Any, Any],
-        positions_ML: np.ndarray[Any, Any],  # noqa: N803
+        positions_ML: np.ndarray[Any, Any],
     ) -> np.ndarray[Any, Any]:
         """The places in the pages of positions that these rows see."""
         if self.branches_TW is None:
@@ -260,7 +260,7 @@ class Tape(Protocol):
         self,
         layer: ExpertLayerOp,
         scores: torch.Tensor,
-        bias_E: torch.Tensor | None,  # noqa: N803 - shape suffix
+        bias_E: torch.Tensor | None,
         x: Any,
     ) -> torch.Tensor:
         """What the experts of a layer give, as a share that goes on to `add_to_share` and `add_share`."""

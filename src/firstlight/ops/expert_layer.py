@@ -42,27 +42,27 @@ class SortedExperts:
     def __call__(
         self,
         x_TH: torch.Tensor,
-        scores_TE: torch.Tensor,  # noqa: N803 - shape suffix
-        bias_E: torch.Tensor | None,  # noqa: N803
+        scores_TE: torch.Tensor,
+        bias_E: torch.Tensor | None,
     ) -> torch.Tensor:
-        chosen_TK, weights_TK = choose_experts(scores_TE, bias_E, self._rule)  # noqa: N806
+        chosen_TK, weights_TK = choose_experts(scores_TE, bias_E, self._rule)
         num_tokens, num_chosen = chosen_TK.shape
-        order_R = chosen_TK.flatten().argsort(stable=True)  # noqa: N806
-        counts_E = chosen_TK.flatten().bincount(minlength=self._rule.num)  # noqa: N806
+        order_R = chosen_TK.flatten().argsort(stable=True)
+        counts_E = chosen_TK.flatten().bincount(minlength=self._rule.num)
         starts = torch.nn.functional.pad(counts_E.cumsum(0), (1, 0)).cpu()
         starts = starts[self._own.start : self._own.stop + 1]
-        own_R = order_R[starts[0] : starts[-1]]  # noqa: N806 - those of this rank's experts
-        out_RH = torch.zeros(len(order_R), x_TH.shape[1], device=x_TH.device)  # noqa: N806
+        own_R = order_R[starts[0] : starts[-1]]
+        out_RH = torch.zeros(len(order_R), x_TH.shape[1], device=x_TH.device)
         if len(own_R):
             starts = starts - starts[0]
-            x_RH = x_TH.index_select(0, own_R // num_chosen)  # noqa: N806
-            inner_RI = self._gated_silu(self._gate_up(x_RH, starts))  # noqa: N806
+            x_RH = x_TH.index_select(0, own_R // num_chosen)
+            inner_RI = self._gated_silu(self._gate_up(x_RH, starts))
             out_RH[own_R] = self._down(inner_RI, starts).float()
-        out_TKH = out_RH.view(num_tokens, num_chosen, -1)  # noqa: N806
+        out_TKH = out_RH.view(num_tokens, num_chosen, -1)
         # One after the other: a sum over a dimension may take another order for another number of tokens.
-        out_TH = out_TKH[:, 0] * weights_TK[:, :1]  # noqa: N806
+        out_TH = out_TKH[:, 0] * weights_TK[:, :1]
         for place in range(1, num_chosen):
-            out_TH = out_TH + out_TKH[:, place] * weights_TK[:, place : place + 1]  # noqa: N806
+            out_TH = out_TH + out_TKH[:, place] * weights_TK[:, place : place + 1]
         return out_TH
 
 
@@ -71,7 +71,7 @@ class _Operators(Protocol):
 
     def linear(self, weight: Matrix, *, role: str) -> LinearOp: ...
 
-    def gated_silu(self, gate_up_TI: torch.Tensor, /) -> torch.Tensor: ...  # noqa: N803 - shape suffix
+    def gated_silu(self, gate_up_TI: torch.Tensor, /) -> torch.Tensor: ...
 
 
 class ByOperators:
@@ -106,28 +106,28 @@ class ByOperators:
 
 
 def choose_experts(
-    scores_TE: torch.Tensor,  # noqa: N803 - shape suffix
-    bias_E: torch.Tensor | None,  # noqa: N803
+    scores_TE: torch.Tensor,
+    bias_E: torch.Tensor | None,
     rule: Experts,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Experts int64 [T, K] and their weights float32 [T, K], from the router's float32 scores."""
-    weights_TE = sigmoid(scores_TE) if rule.scoring == "sigmoid" else scores_TE.softmax(-1)  # noqa: N806
-    wish_TE = weights_TE if bias_E is None else weights_TE + bias_E  # noqa: N806
+    weights_TE = sigmoid(scores_TE) if rule.scoring == "sigmoid" else scores_TE.softmax(-1)
+    wish_TE = weights_TE if bias_E is None else weights_TE + bias_E
     if rule.num_groups > 1:
-        wish_TE = _of_best_groups(wish_TE, rule)  # noqa: N806
-    chosen_TK = wish_TE.topk(rule.num_chosen, -1).indices  # noqa: N806
-    weights_TK = weights_TE.gather(1, chosen_TK)  # noqa: N806
+        wish_TE = _of_best_groups(wish_TE, rule)
+    chosen_TK = wish_TE.topk(rule.num_chosen, -1).indices
+    weights_TK = weights_TE.gather(1, chosen_TK)
     if rule.normalises:
         total = _sum(weights_TK) + _SMALLEST_SUM
-        weights_TK = weights_TK / total  # noqa: N806
+        weights_TK = weights_TK / total
     return chosen_TK, weights_TK * rule.scale
 
 
-def _of_best_groups(wish_TE: torch.Tensor, rule: Experts) -> torch.Tensor:  # noqa: N803
+def _of_best_groups(wish_TE: torch.Tensor, rule: Experts) -> torch.Tensor:
     """The wishes with all experts of the other groups out of reach."""
-    wish_TGE = wish_TE.unflatten(-1, (rule.num_groups, -1))  # noqa: N806
+    wish_TGE = wish_TE.unflatten(-1, (rule.num_groups, -1))
     best = wish_TGE.topk(rule.num_group_scores, -1).values
-    judged_TG = _sum(best).squeeze(-1)  # noqa: N806
+    judged_TG = _sum(best).squeeze(-1)
     chosen = judged_TG.topk(rule.num_chosen_groups, -1).indices
     is_out = torch.ones_like(judged_TG, dtype=torch.bool).scatter_(1, chosen, False)
     return wish_TGE.masked_fill(is_out[..., None], -torch.inf).flatten(1)

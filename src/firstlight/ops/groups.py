@@ -39,8 +39,8 @@ class ExpertLayerOp(Protocol):
     def __call__(
         self,
         x_TH: torch.Tensor,
-        scores_TE: torch.Tensor,  # noqa: N803 - shape suffix
-        bias_E: torch.Tensor | None,  # noqa: N803
+        scores_TE: torch.Tensor,
+        bias_E: torch.Tensor | None,
     ) -> torch.Tensor:
         """This rank's share of the sum, float32 [T, H]. `scores`: the router's, float32."""
         ...

@@ -30,7 +30,7 @@ class HeadsByGroup:
 
     def __call__(self, x_TNI: torch.Tensor) -> torch.Tensor:
         num_tokens, num_heads, _ = x_TNI.shape
-        x_RI = x_TNI.transpose(0, 1).flatten(0, 1)  # noqa: N806 - shape suffix
+        x_RI = x_TNI.transpose(0, 1).flatten(0, 1)
         starts = torch.arange(num_heads + 1) * num_tokens
         return self.grouped(x_RI, starts).unflatten(0, (num_heads, num_tokens)).transpose(0, 1)
 
@@ -49,7 +49,7 @@ class HeadsByBatch:
         return self._weight_NOI.nbytes
 
     def __call__(self, x_TNI: torch.Tensor) -> torch.Tensor:
-        x_NTI = x_TNI.transpose(0, 1).to(self._weight_NOI.dtype)  # noqa: N806 - shape suffix
+        x_NTI = x_TNI.transpose(0, 1).to(self._weight_NOI.dtype)
         return torch.bmm(x_NTI, self._weight_NOI.transpose(1, 2)).transpose(0, 1)
 
     def back(self, x_TO: torch.Tensor) -> torch.Tensor:

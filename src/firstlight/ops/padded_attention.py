@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+import torch.nn.functional as F
 
 from firstlight.ops.contract import AttentionShape, StepRows
 
@@ -95,15 +95,15 @@ def _batch(rows: StepRows, shape: AttentionShape, blocks: Sequence[Block], devic
     firsts = np.array([block.row for block in blocks])[:, None]
     sequences = np.array([block.sequence for block in blocks])[:, None]
     within = np.arange(counts.max())[None, :]
-    rows_BC = firsts + np.minimum(within, counts - 1)  # noqa: N806 - shape suffixes
-    positions_BC = (starts + np.minimum(within, counts - 1))[:, None, :, None]  # noqa: N806
+    rows_BC = firsts + np.minimum(within, counts - 1)
+    positions_BC = (starts + np.minimum(within, counts - 1))[:, None, :, None]
     # The oldest position that any row of the batch sees: before it, a sliding window needs no history.
     oldest = np.zeros_like(starts) if shape.window is None else np.maximum(0, starts + 1 - shape.window)
     ends = starts + counts
     history = oldest + np.arange((ends - oldest).max())[None, :]
     clipped = np.minimum(history, ends - 1)
     pages = rows.page_table_SP[sequences, clipped // rows.page_size]
-    slots_BL = pages * rows.page_size + clipped % rows.page_size  # noqa: N806
+    slots_BL = pages * rows.page_size + clipped % rows.page_size
     seen = history[:, None, None, :]
     mask = seen <= positions_BC
     if shape.window is not None:
@@ -124,7 +124,7 @@ def _tree_mask(
     rows: StepRows,
     shape: AttentionShape,
     block: Block,
-    places_L: np.ndarray[Any, Any],  # noqa: N803 - shape suffix
+    places_L: np.ndarray[Any, Any],
 ) -> np.ndarray[Any, Any]:
     """Which of these places the nodes of a tree see: what comes before it, and their own branches [C, L]."""
     assert rows.branches_TW is not None, "a tree has branches"

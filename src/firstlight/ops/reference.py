@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+import torch.nn.functional as F
 
 from firstlight.ops import sparse_attention
 from firstlight.ops.contract import HEADS, AttentionShape, LinearOp, MatrixKind, StepRows
@@ -113,7 +113,7 @@ class ReferenceBackend(ByOperators):
         if self.key_dtype == torch.float32:
             return ReferencePlan(sparse_attention.plan(rows, shape))
         pages, place = np.unique(np.append(rows.page_table_SP, 0), return_inverse=True)
-        table_SP = place.reshape(-1)[:-1].reshape(rows.page_table_SP.shape)  # noqa: N806 - shape suffix
+        table_SP = place.reshape(-1)[:-1].reshape(rows.page_table_SP.shape)
         first = torch.from_numpy(pages)[:, None] * rows.page_size
         slots = (first + torch.arange(rows.page_size)).view(-1)
         return ReferencePlan(sparse_attention.plan(replace(rows, page_table_SP=table_SP), shape), slots)

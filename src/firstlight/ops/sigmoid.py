@@ -7,7 +7,7 @@ they run on pieces that start at a vector and stay on one thread.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+import torch.nn.functional as F
 
 # torch splits element-wise work among threads above this many elements (at::internal::GRAIN_SIZE).
 GRAIN_ELEMENTS = 32768

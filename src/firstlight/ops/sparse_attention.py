@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+import torch.nn.functional as F
 
 from firstlight.ops.contract import AttentionShape, StepRows
 

@@ -43,7 +43,7 @@ class ThreadGroup(Group):
         first, *others = self._exchange(tensor.float().clone())
         return sum(others, start=first)
 
-    def gather_columns(self, name: str, tensor_RC: torch.Tensor, widths: list[int]) -> torch.Tensor:  # noqa: N803
+    def gather_columns(self, name: str, tensor_RC: torch.Tensor, widths: list[int]) -> torch.Tensor:
         """All columns on every rank."""
         return torch.cat(self._exchange(tensor_RC.clone()), 1)
 

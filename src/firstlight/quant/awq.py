@@ -21,7 +21,7 @@ def awq(parts: Parts) -> torch.Tensor:
     scales = parts.block_grid("scales")
     if parts.scheme.symmetric:
         return int4_blocks(codes, scales)
-    zeros_NG = _unpack(parts.values("zeros").t())  # noqa: N806 - shape suffix
+    zeros_NG = _unpack(parts.values("zeros").t())
     return int4_blocks(codes, scales, parts.spread(zeros_NG, "zeros", 32))
 
 

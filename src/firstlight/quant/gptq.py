@@ -21,7 +21,7 @@ def gptq(parts: Parts) -> torch.Tensor:
     """Blocks of INT4_ZERO; of INT4 where the file says that it is symmetric."""
     codes = in_order(parts.cut(nibbles(parts.values("codes")), "codes"), parts)
     scales = parts.block_grid("scales")
-    zeros_NG = nibbles(parts.values("zeros").t()).t() + parts.scheme.zero_shift  # noqa: N806 - shape suffix
+    zeros_NG = nibbles(parts.values("zeros").t()).t() + parts.scheme.zero_shift
     zeros = parts.spread(zeros_NG, "zeros", 32)
     if not parts.scheme.symmetric:
         return int4_blocks(codes, scales, zeros)

@@ -40,7 +40,7 @@ class Int4:
         return with_half_scales(blocks_of(weight, self.geometry))
 
 
-def int4_blocks(codes_NK: torch.Tensor, *numbers_NB: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shapes
+def int4_blocks(codes_NK: torch.Tensor, *numbers_NB: torch.Tensor) -> torch.Tensor:
     """Raw blocks of codes (uint8, 0 to 15) and of one or two float32 numbers for each 32 of them."""
     groups = codes_NK.unflatten(1, (-1, 2, 16))
     packed = groups[:, :, 0] | groups[:, :, 1] << 4

@@ -28,7 +28,7 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     return torch.stack([packed & 15, packed >> 4], -2)
 
 
-class Q4_K:  # noqa: N801 - the format's name
+class Q4_K:
     """Bytes of a block: scale (2), scale of the minima (2), 6-bit sub-scales and -minima (12), codes (128).
 
     value = (scale * sub_scale) * code - (minimum_scale * sub_minimum), for each 32 values.
@@ -57,7 +57,7 @@ class Q4_K:  # noqa: N801 - the format's name
         return _dequantize(self, weight)
 
 
-class Q6_K:  # noqa: N801 - the format's name
+class Q6_K:
     """Bytes of a block: lower 4 bits (128), upper 2 bits (64), int8 sub-scales (16), scale (2).
 
     value = (scale * sub_scale) * code, for each 16 values; codes from -32 to 31.

@@ -18,5 +18,5 @@ def pack_quantized(parts: Parts) -> torch.Tensor:
     scales = parts.block_grid("scales")
     if parts.scheme.symmetric:
         return int4_blocks(codes, scales)
-    zeros_NG = nibbles(parts.values("zeros").t()).t()  # noqa: N806 - shape suffix
+    zeros_NG = nibbles(parts.values("zeros").t()).t()
     return int4_blocks(codes, scales, parts.spread(zeros_NG, "zeros", 32))

@@ -36,7 +36,7 @@ class Q8_0:
         return Affine(codes, scale, torch.zeros_like(scale))
 
 
-def as_q8_0(values_OI: torch.Tensor) -> Weight:  # noqa: N803 - O outputs, I inputs
+def as_q8_0(values_OI: torch.Tensor) -> Weight:
     """A matrix rounded to this format: the largest value of a block becomes 127 or -127."""
     outputs, inputs = values_OI.shape
     blocks = values_OI.detach().float().reshape(outputs, inputs // 32, 32)

@@ -41,7 +41,7 @@ def float_at(blocks: torch.Tensor, start: int) -> torch.Tensor:
     return blocks[..., start : start + 4].contiguous().view(torch.float32).squeeze(-1)
 
 
-def as_half(numbers_NB: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+def as_half(numbers_NB: torch.Tensor) -> torch.Tensor:
     """The bytes of float16 numbers [N, B, 2]. Raises `UnsupportedError` for one that is too large."""
     if float(numbers_NB.abs().max()) > LARGEST_HALF:
         raise UnsupportedError(
@@ -56,7 +56,7 @@ def with_half_scales(blocks: torch.Tensor) -> torch.Tensor:
     return torch.cat((as_half(float_at(blocks, 0)), blocks[..., 4:]), -1).flatten(1)
 
 
-def scaled_blocks(codes: torch.Tensor, scales_NB: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shapes
+def scaled_blocks(codes: torch.Tensor, scales_NB: torch.Tensor) -> torch.Tensor:
     """Raw blocks that begin with a float32 scale; `codes` [N, bytes of all codes] of one byte each."""
     grouped = codes.contiguous().view(torch.uint8).unflatten(1, (scales_NB.shape[1], -1))
     return torch.cat((scales_NB.float()[..., None].view(torch.uint8), grouped), -1).flatten(1)

@@ -65,7 +65,7 @@ def _no_tokenizer(folder: Path) -> FirstlightError:
 def _read_json(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the bindings raise plain Exception for any fault of the file
+    except Exception as error:
         raise ModelFileError(
             f"{path} is not a valid tokenizer: {error}",
             "Download the file again; it may be incomplete.",

@@ -77,7 +77,7 @@ def _byte_level(metadata: Mapping[str, Any], where: str) -> tuple[Tokenizer, boo
     merges = [_pair(merge, where) for merge in _strings(metadata, "tokenizer.ggml.merges", where)]
     try:
         model = models.BPE(vocab=_vocabulary(metadata, where), merges=merges, ignore_merges=split.whole_words)
-    except Exception as error:  # noqa: BLE001 - the bindings raise plain Exception for a bad merge
+    except Exception as error:
         raise ModelFileError(
             f"{where}: the tokenizer's merges contradict its tokens: {error}", _DAMAGED
         ) from error

@@ -118,7 +118,7 @@ def run_rank(style: str, rank: int, *arguments: Any) -> None:
     take_title(title)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "users" in ORDER:
-        import torch  # noqa: F401 - before it may not be allowed to read it
+        import torch
         import torch.distributed  # noqa: F401
 
         become(ORDER["users"][rank])

@@ -252,7 +252,7 @@ def test_a_warm_start_learns_tokens_that_the_data_has() -> None:
     torch.manual_seed(0)
     ends = Ends(torch.randn(300, 32), torch.ones(32), torch.randn(300, 32))
     drafter = random_drafter(vocab_size=300, draft_vocab_size=50)
-    turn_HH = torch.randn(32, drafter.config.hidden_size)  # noqa: N806
+    turn_HH = torch.randn(32, drafter.config.hidden_size)
     held = torch.randperm(300)[:50]  # foreign drafters need not have them in order
     drafter.target_ids_R.copy_(held)
     with torch.no_grad():

@@ -127,7 +127,7 @@ def bench_quality(order: QualityOrder, on_progress: Callable[[int, int], None]) 
     loss, num_losses = 0.0, 0
     for number, text in enumerate(order.texts, 1):
         tokens = encode(text)[:MAX_TEXT_TOKENS]
-        exact_log_TV = log_probabilities(exact, tokens, len(tokens))  # noqa: N806 - shape suffix
+        exact_log_TV = log_probabilities(exact, tokens, len(tokens))
         loss += loss_of(exact_log_TV, tokens)
         num_losses += len(tokens) - 1
         for rows, so_far in sums.items():
@@ -151,7 +151,7 @@ def bench_quality(order: QualityOrder, on_progress: Callable[[int, int], None]) 
     )
 
 
-def _compare(exact_log_TV: torch.Tensor, fast_log_TV: torch.Tensor, tokens: list[int], sums: _Sums) -> None:  # noqa: N803
+def _compare(exact_log_TV: torch.Tensor, fast_log_TV: torch.Tensor, tokens: list[int], sums: _Sums) -> None:
     sums.divergences += kl_divergence(exact_log_TV, fast_log_TV).tolist()
     sums.num_equal += int((exact_log_TV.argmax(-1) == fast_log_TV.argmax(-1)).sum())
     sums.loss += loss_of(fast_log_TV, tokens)

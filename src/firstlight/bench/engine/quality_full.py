@@ -124,12 +124,12 @@ def log_probabilities(engine: Started, tokens: list[int], rows_per_step: int) ->
     return logits_of(engine, tokens, rows_per_step).double().log_softmax(-1)
 
 
-def kl_divergence(exact_log_TV: torch.Tensor, other_log_TV: torch.Tensor) -> torch.Tensor:  # noqa: N803
+def kl_divergence(exact_log_TV: torch.Tensor, other_log_TV: torch.Tensor) -> torch.Tensor:
     """KL(exact || other) of each row, in nats: [T]."""
     return (exact_log_TV.exp() * (exact_log_TV - other_log_TV)).sum(-1)
 
 
-def loss_of(log_TV: torch.Tensor, tokens: list[int]) -> float:  # noqa: N803
+def loss_of(log_TV: torch.Tensor, tokens: list[int]) -> float:
     """Of the tokens after the first, summed, in nats."""
     following = torch.tensor(tokens[1:])
     return -float(log_TV[: len(following)].gather(1, following[:, None]).sum())

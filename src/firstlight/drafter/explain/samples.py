@@ -79,7 +79,7 @@ class _Counts:
 def measure(drafter: Eagle3Drafter, samples: list[Sample], k: int) -> Accuracy:
     """Teacher-forced accuracy of k drafts over the full vocabulary."""
     counts = _Counts(k)
-    known_V = torch.zeros(drafter.config.vocab_size, dtype=torch.bool)  # noqa: N806 - shape suffix
+    known_V = torch.zeros(drafter.config.vocab_size, dtype=torch.bool)
     known_V[drafter.target_ids_R] = True
     for sample in samples:
         _count(counts, drafter, sample, known_V)
@@ -120,7 +120,7 @@ def own_loop(drafter: Eagle3Drafter, samples: list[Sample], k: int) -> OwnLoop:
     return OwnLoop(k=k, acceptance_length=emitted / max(rounds, 1), low=low, high=high)
 
 
-def _count(counts: _Counts, drafter: Eagle3Drafter, sample: Sample, known_V: torch.Tensor) -> None:  # noqa: N803
+def _count(counts: _Counts, drafter: Eagle3Drafter, sample: Sample, known_V: torch.Tensor) -> None:
     rows = sample.rows(drafter.config.state_layers)
     choices, queries, last = sample.choices, rows.queries_Q, len(sample.tokens) - 3
     alive = torch.ones(len(queries), dtype=torch.bool)

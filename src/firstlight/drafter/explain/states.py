@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+import torch.nn.functional as F
 
 from firstlight.drafter.explain.evidence import LayerMatch, StatesMatch, TeacherMatch
 from firstlight.drafter.target import Ends
@@ -85,7 +85,7 @@ def match_teacher(
     ends: Ends,
     norm_eps: float,
     final_TH: torch.Tensor,
-    chosen_T: torch.Tensor,  # noqa: N803
+    chosen_T: torch.Tensor,
 ) -> TeacherMatch:
     """Whether the target's own norm and head on its last state give the tokens that it chose."""
     wide = final_TH.float()

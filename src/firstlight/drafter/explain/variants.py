@@ -38,7 +38,7 @@ class Variant:
 def _without_fc(drafter: Eagle3Drafter) -> Eagle3Drafter:
     """Takes the late state as it is."""
 
-    def fuse(states_TCH: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+    def fuse(states_TCH: torch.Tensor) -> torch.Tensor:
         return states_TCH[:, -1].to(drafter.fc.weight.dtype)
 
     drafter.fuse = fuse  # type: ignore[method-assign]
@@ -49,7 +49,7 @@ def _without_residual(drafter: Eagle3Drafter) -> Eagle3Drafter:
     """Adds nothing of the state to what attention gives."""
     whole = drafter.finish
 
-    def finish(attended_TI: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def finish(attended_TI: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:
         return whole(attended_TI, torch.zeros_like(residual_TH))
 
     drafter.finish = finish  # type: ignore[method-assign]
@@ -59,7 +59,7 @@ def _without_residual(drafter: Eagle3Drafter) -> Eagle3Drafter:
 def _without_final_norm(drafter: Eagle3Drafter) -> Eagle3Drafter:
     """Gives the output to the head as it is."""
 
-    def logits(output_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def logits(output_TH: torch.Tensor) -> torch.Tensor:
         return drafter.lm_head(output_TH)
 
     drafter.logits = logits  # type: ignore[method-assign]

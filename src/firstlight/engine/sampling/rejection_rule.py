@@ -22,32 +22,32 @@ from firstlight.engine.scheduler.sequence import NO_TOKEN
 _ACCEPT_STREAM, _REPLACE_STREAM = 0x0ACC_E975, 0x2E91_ACE5
 
 
-def acceptance(target_V: torch.Tensor, drafter_V: torch.Tensor, draft: int) -> float:  # noqa: N803
+def acceptance(target_V: torch.Tensor, drafter_V: torch.Tensor, draft: int) -> float:
     """The chance that a draft drawn from `drafter_V` is accepted: probabilities of both."""
     return min(1.0, float(target_V[draft]) / float(drafter_V[draft]))
 
 
-def residual(target_V: torch.Tensor, drafter_V: torch.Tensor) -> torch.Tensor:  # noqa: N803
+def residual(target_V: torch.Tensor, drafter_V: torch.Tensor) -> torch.Tensor:
     """The probabilities of what replaces a draft that was not accepted."""
-    left_V = (target_V - drafter_V).clamp_(min=0.0)  # noqa: N806 - shape suffix
+    left_V = (target_V - drafter_V).clamp_(min=0.0)
     total = left_V.sum()
     return left_V / total if float(total) > 0.0 else target_V
 
 
-def probabilities(logits_V: torch.Tensor, history: History) -> torch.Tensor:  # noqa: N803
+def probabilities(logits_V: torch.Tensor, history: History) -> torch.Tensor:
     """What the sampler draws from, float64 [V]: adjusted, scaled, truncated. Changes the logits in place."""
     adjust(logits_V, history)
     params = history.params
-    scaled_V = logits_V.double() / max(params.temperature, MIN_TEMPERATURE)  # noqa: N806
-    order_V = scaled_V.argsort(descending=True, stable=True)  # noqa: N806
-    shares_V = scaled_V[order_V].softmax(-1)  # noqa: N806
+    scaled_V = logits_V.double() / max(params.temperature, MIN_TEMPERATURE)
+    order_V = scaled_V.argsort(descending=True, stable=True)
+    shares_V = scaled_V[order_V].softmax(-1)
     if params.top_k:
         shares_V[params.top_k :] = 0.0
         shares_V /= shares_V.sum()
-    before_V = shares_V.cumsum(-1) - shares_V  # noqa: N806
-    kept_V = (before_V < params.top_p) & (shares_V >= params.min_p * shares_V[0])  # noqa: N806
+    before_V = shares_V.cumsum(-1) - shares_V
+    kept_V = (before_V < params.top_p) & (shares_V >= params.min_p * shares_V[0])
     kept_V[0] = True
-    shares_V = shares_V * kept_V  # noqa: N806
+    shares_V = shares_V * kept_V
     return torch.zeros_like(shares_V).scatter_(0, order_V, shares_V / shares_V.sum())
 
 
@@ -60,24 +60,24 @@ class RejectionRule:
         place: int,
         drafts: Rows[int],
         token: int,
-        logits_V: torch.Tensor,  # noqa: N803
+        logits_V: torch.Tensor,
     ) -> int:
         """A draft, or what replaces them. What is greedy, or behind the last draft, is the sampler's."""
         if token == NO_TOKEN or not drafts or history.params.greedy:
             return token
         seed, position = history.params.seed or 0, history.num_tokens
-        left_V = probabilities(logits_V, history)  # noqa: N806 - shape suffix
+        left_V = probabilities(logits_V, history)
         low, _ = stream_key(seed ^ _ACCEPT_STREAM, position)
         chance = low / 2**32
         for draft in drafts:
-            certain_V = torch.zeros_like(left_V)  # noqa: N806
+            certain_V = torch.zeros_like(left_V)
             certain_V[draft] = 1.0
             accepted = acceptance(left_V, certain_V, draft)
             if chance < accepted:
                 return draft
             # Of what is left, `chance` tells nothing but where in it the draw lies.
             chance = (chance - accepted) / (1.0 - accepted)
-            left_V = residual(left_V, certain_V)  # noqa: N806
-        ids_V = torch.arange(len(left_V), dtype=torch.int32)  # noqa: N806
-        noise_V = gumbel([stream_key(seed ^ _REPLACE_STREAM, position)], ids_V)[0]  # noqa: N806
+            left_V = residual(left_V, certain_V)
+        ids_V = torch.arange(len(left_V), dtype=torch.int32)
+        noise_V = gumbel([stream_key(seed ^ _REPLACE_STREAM, position)], ids_V)[0]
         return int((left_V.log() + noise_V).argmax())

@@ -23,7 +23,7 @@ class Rule(Protocol):
         place: int,
         drafts: Rows[int],
         token: int,
-        logits_V: torch.Tensor,  # noqa: N803
+        logits_V: torch.Tensor,
     ) -> int:
         """The token behind `history`, where the sampler chose `token`, and `drafts` are the guesses of it.
 

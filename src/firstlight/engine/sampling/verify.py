@@ -91,7 +91,7 @@ def _in_order(
     while accepted:
         rows = [first_rows[index] + place + 1 for index, place in accepted.items()]
         histories = [Ahead.of(sequences[index], list(chosen.runs[index])) for index in accepted]
-        rows_LV = logits_LV[rows]  # noqa: N806 - shape suffix
+        rows_LV = logits_LV[rows]
         sampled = sampler.sample(rows_LV, histories)
         going_on: dict[int, int] = {}
         for number, (index, place) in enumerate(accepted.items()):
@@ -112,7 +112,7 @@ def _in_order(
     return chosen
 
 
-def _of_token(token: int, sampled: TokenLogprobs, logits_V: torch.Tensor) -> TokenLogprobs:  # noqa: N803
+def _of_token(token: int, sampled: TokenLogprobs, logits_V: torch.Tensor) -> TokenLogprobs:
     """The log-probabilities of the token that a rule put in the place of the sampled one."""
     return sampled if sampled.token_id == token else token_logprobs(logits_V, token, len(sampled.top))
 

@@ -45,7 +45,7 @@ class Waiting:
         self._steps: list[StepRows] = []
         self._tokens: list[int] = []
 
-    def add(self, states_TCH: torch.Tensor, rows: StepRows, tokens: list[int]) -> None:  # noqa: N803
+    def add(self, states_TCH: torch.Tensor, rows: StepRows, tokens: list[int]) -> None:
         """The rows of one step, a token each; the states [T, C, H] are copied."""
         num = len(tokens)
         if len(self._tokens) + num > MAX_WAITING:
@@ -75,7 +75,7 @@ class Waiting:
             first = end
         self._steps, self._tokens = [], []
 
-    def _meet(self, rows: TrueRows, steps_M: np.ndarray) -> bool:  # noqa: N803 - shape suffix
+    def _meet(self, rows: TrueRows, steps_M: np.ndarray) -> bool:
         """Whether a step writes what one before it writes or reads. `steps_M`: the step of each row."""
         self._writers[rows.slots] = steps_M  # the last one stays
         is_again = self._writers[rows.slots] != steps_M
@@ -86,9 +86,9 @@ class Waiting:
 
 def _joined(steps: list[StepRows], tokens: list[int]) -> TrueRows:
     """The rows of all these steps, in their order."""
-    positions_M = np.concatenate([step.positions_T for step in steps])  # noqa: N806 - shape suffix
-    slots_M = np.concatenate([step.write_slots_T for step in steps])  # noqa: N806
-    before_M = slots_M - 1  # noqa: N806 - right within a page, and where no tree is
+    positions_M = np.concatenate([step.positions_T for step in steps])
+    slots_M = np.concatenate([step.write_slots_T for step in steps])
+    before_M = slots_M - 1
     is_elsewhere = positions_M % steps[0].page_size == 0
     first = 0
     for step in steps:
@@ -102,9 +102,9 @@ def _joined(steps: list[StepRows], tokens: list[int]) -> TrueRows:
     return TrueRows(np.array(tokens, np.int64), np.maximum(positions_M - 1, 0), slots_M, before_M)
 
 
-def _before(rows: StepRows, chosen_M: np.ndarray) -> np.ndarray:  # noqa: N803 - shape suffix
+def _before(rows: StepRows, chosen_M: np.ndarray) -> np.ndarray:
     """The slots of the tokens before these rows; 0 where there is none."""
-    positions_M, size = rows.positions_T[chosen_M], rows.page_size  # noqa: N806 - shape suffix
-    places_M = rows.places(chosen_M, np.maximum(positions_M - 1, 0)[:, None])[:, 0]  # noqa: N806
-    pages_M = rows.page_table_SP[rows.sequence_T[chosen_M], places_M // size]  # noqa: N806
+    positions_M, size = rows.positions_T[chosen_M], rows.page_size
+    places_M = rows.places(chosen_M, np.maximum(positions_M - 1, 0)[:, None])[:, 0]
+    pages_M = rows.page_table_SP[rows.sequence_T[chosen_M], places_M // size]
     return np.where(positions_M > 0, pages_M * size + places_M % size, 0)

@@ -100,9 +100,9 @@ class DraftModelDrafter:
             plan.tokens = [min(token, self._own_size - 1) for token in plan.tokens]
         return plan
 
-    def _choose(self, logits_BV: torch.Tensor, sequences: Rows[Sequence], place: int) -> list[int]:  # noqa: N803
+    def _choose(self, logits_BV: torch.Tensor, sequences: Rows[Sequence], place: int) -> list[int]:
         if self._own_size > self._vocab_size:
-            logits_BV = logits_BV.contiguous()  # noqa: N806 - shape suffix
+            logits_BV = logits_BV.contiguous()
         best = np.array(self._selection.largest(logits_BV)[1])
         self._guess.improve(best, logits_BV, sequences, place)
         tokens: list[int] = best.tolist()

@@ -48,7 +48,7 @@ class Eagle3TreeDrafter:
         self,
         layer: Layer,
         layers: tuple[int, ...],
-        ids_R: np.ndarray,  # noqa: N803
+        ids_R: np.ndarray,
         places: Places,
         source: Source,
         max_rows: int,
@@ -88,7 +88,7 @@ class Eagle3TreeDrafter:
         for place in range(num):
             places = first.positions + place
             draft = DraftRows(tokens, places, first.table[rows, places], first.table)
-            best_B, logits_BR = self._layer.draft(draft)  # noqa: N806 - shape suffix
+            best_B, logits_BR = self._layer.draft(draft)
             if is_sampled:
                 self._guess.improve(best_B, logits_BR, chosen, place)
             tokens = self._ids_R[best_B]
@@ -131,13 +131,13 @@ class _Level:
 class TreeGrower:
     """See the module. `ids_R` as in the drafter."""
 
-    def __init__(self, layer: Layer, ids_R: np.ndarray, places: Places, guess: Guess) -> None:  # noqa: N803
+    def __init__(self, layer: Layer, ids_R: np.ndarray, places: Places, guess: Guess) -> None:
         self._layer, self._ids_R, self._places, self._guess = layer, ids_R, places, guess
 
     def grow(self, sequences: Rows[Sequence], shape: Shape) -> list[Tree]:
         """A tree for each."""
         num, top_k = len(sequences), shape.top_k
-        scratch_BS = np.stack([self._places.scratch(row) for row in range(num)])  # noqa: N806 - shape suffix
+        scratch_BS = np.stack([self._places.scratch(row) for row in range(num)])
         rows = begin(self._layer, self._places, sequences)
         scores, ids = self._likeliest(rows, sequences, 0, top_k)
         levels = [_Level(ids, scores, np.full((num, top_k), -1))]
@@ -164,7 +164,7 @@ class TreeGrower:
         self, rows: DraftRows, owners: Rows[Sequence], place: int, num: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Log-probabilities of each row's best, and which they are [rows, num]."""
-        _, logits_R = self._layer.draft(rows)  # noqa: N806
+        _, logits_R = self._layer.draft(rows)
         self._guess.draw(logits_R, owners, place)
         best = logits_R.log_softmax(-1).topk(num, -1)
         return np.minimum(best.values.double().cpu().numpy(), 0.0), best.indices.cpu().numpy()

@@ -37,11 +37,11 @@ class DraftRows:
 class Layer(Protocol):
     """The drafter's layer over its own pool: plain PyTorch, or our own kernels."""
 
-    def write(self, states_TCH: torch.Tensor, rows: TrueRows) -> None:  # noqa: N803 - shape suffix
+    def write(self, states_TCH: torch.Tensor, rows: TrueRows) -> None:
         """Keeps the fused states of rows, and then their keys and values."""
         ...
 
-    def begin(self, before_B: np.ndarray) -> None:  # noqa: N803
+    def begin(self, before_B: np.ndarray) -> None:
         """The next drafts follow the states in these slots."""
         ...
 
@@ -69,5 +69,5 @@ def begin(layer: Layer, places: Places, sequences: Rows[Sequence]) -> DraftRows:
     layer.begin(places.lasts(sequences))
     tokens = np.array([sequence.tokens[-1] for sequence in sequences])
     positions = np.array([len(sequence.tokens) - 2 for sequence in sequences])
-    table_BL = places.table(sequences, skipped=1)  # noqa: N806 - shape suffix
+    table_BL = places.table(sequences, skipped=1)
     return DraftRows(tokens, positions, table_BL[np.arange(len(sequences)), positions], table_BL)

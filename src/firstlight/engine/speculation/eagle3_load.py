@@ -95,7 +95,7 @@ class Eagle3Drafting:
             layer = PlainLayer(model, num_slots, host.ops.device)
             self.notes += (f"in float32, by PyTorch: {reason}",)
         places = Places(host.num_slots, host.shape.num_expanded, host.section.page_size_tokens)
-        ids_R = model.target_ids_R.cpu().numpy()  # noqa: N806 - shape suffix
+        ids_R = model.target_ids_R.cpu().numpy()
         return Eagle3TreeDrafter(layer, self.layers, ids_R, places, host.runner, max_rows)
 
     def _reason(self, ops: Backend) -> str | None:
@@ -103,7 +103,7 @@ class Eagle3Drafting:
         return why_not(self._model) if isinstance(ops, NativeBackend) else f"the backend is {ops.name}"
 
 
-def _not_yet(tokens_T: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+def _not_yet(tokens_T: torch.Tensor) -> torch.Tensor:
     raise AssertionError("the target's embedding is asked for before the target is loaded")
 
 

@@ -95,12 +95,12 @@ class NativeLayer:
         """Of weights."""
         return sum(linear.num_bytes for linear in vars(self._weights).values())
 
-    def write(self, states_TCH: torch.Tensor, rows: TrueRows) -> None:  # noqa: N803 - shape suffix
+    def write(self, states_TCH: torch.Tensor, rows: TrueRows) -> None:
         """See `Layer`."""
         for first in range(0, len(rows.tokens), ROWS_AT_ONCE):
             self._writing.run(states_TCH, rows, slice(first, first + ROWS_AT_ONCE))
 
-    def begin(self, before_B: np.ndarray) -> None:  # noqa: N803
+    def begin(self, before_B: np.ndarray) -> None:
         """See `Layer`."""
         self._drafting.hidden[: len(before_B)] = self.states[torch.from_numpy(before_B)]
 
@@ -154,13 +154,13 @@ class _Weights:
     def __init__(self, model: Eagle3Drafter, ops: NativeBackend) -> None:
         c = model.config
 
-        def lay_out(values_OI: torch.Tensor) -> NativeLinear:  # noqa: N803 - shape suffix
+        def lay_out(values_OI: torch.Tensor) -> NativeLinear:
             linear = ops.linear(StoredMatrix(as_q8_0(values_OI)), role="layer")
             assert isinstance(linear, NativeLinear), "a backend's own operator"
             return linear
 
         turned = [interleave_rows(p.weight.detach(), c.head_size) for p in (model.q_proj, model.k_proj)]
-        qkv_OX = torch.cat([*turned, model.v_proj.weight.detach()])  # noqa: N806
+        qkv_OX = torch.cat([*turned, model.v_proj.weight.detach()])
         gate_up = torch.cat((model.gate_proj.weight, model.up_proj.weight))
         self.fuse = lay_out(model.fc.weight)
         self.qkv_of_token = lay_out(qkv_OX[:, : c.hidden_size].contiguous())
@@ -212,7 +212,7 @@ class _Writing:
         program += [add, layer.kv_ops(kv, 0)]
         self._program: ctypes.Array[Op] = (Op * len(program))(*program)
 
-    def run(self, states_TCH: torch.Tensor, rows: TrueRows, part: slice) -> None:  # noqa: N803 - shape suffix
+    def run(self, states_TCH: torch.Tensor, rows: TrueRows, part: slice) -> None:
         layer, step = self._layer, self._step
         states, tokens = states_TCH[part], np.ascontiguousarray(rows.tokens[part])
         slots, before = np.ascontiguousarray(rows.slots[part]), np.ascontiguousarray(rows.before[part])

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Rows
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+import torch.nn.functional as F
 
 from firstlight.engine.speculation.deferred_kv_writes import TrueRows
 from firstlight.engine.speculation.eagle3_layer import DraftRows
@@ -33,45 +33,45 @@ class PlainLayer:
         is_latent = config.latent is not None
         self.values = self.keys[..., :value_size] if is_latent else torch.zeros_like(self.keys)
         self.states = torch.zeros(num_slots, config.hidden_size, device=device)
-        self._hidden_BH = self.states[:0]  # noqa: N806 - shape suffix
+        self._hidden_BH = self.states[:0]
 
-    def write(self, states_TCH: torch.Tensor, rows: TrueRows) -> None:  # noqa: N803 - shape suffix
+    def write(self, states_TCH: torch.Tensor, rows: TrueRows) -> None:
         """See `Layer`."""
         slots = self._there(rows.slots)
         self.states[slots] = self._model.fuse(states_TCH)
-        before_TH = self.states[self._there(rows.before)]  # noqa: N806
+        before_TH = self.states[self._there(rows.before)]
         new = self._model.attending(before_TH, self._there(rows.tokens), self._there(rows.positions))
         self.keys[slots], self.values[slots] = new.keys, new.values
 
-    def begin(self, before_B: np.ndarray) -> None:  # noqa: N803
+    def begin(self, before_B: np.ndarray) -> None:
         """See `Layer`."""
-        self._hidden_BH = self.states[self._there(before_B)]  # noqa: N806
+        self._hidden_BH = self.states[self._there(before_B)]
 
     def draft(self, rows: DraftRows) -> tuple[np.ndarray, torch.Tensor]:
         """See `Layer`."""
-        positions_B = self._there(rows.positions)  # noqa: N806
+        positions_B = self._there(rows.positions)
         new = self._model.attending(self._hidden_BH, self._there(rows.tokens), positions_B)
         slots = self._there(rows.slots)
         self.keys[slots], self.values[slots] = new.keys, new.values
         longest = int(rows.positions.max()) + 1
-        table_BL = self._there(rows.table[:, :longest])  # noqa: N806
-        seen_BL = torch.arange(longest, device=self._device) <= positions_B[:, None]  # noqa: N806
-        attended_BND = F.scaled_dot_product_attention(  # noqa: N806
+        table_BL = self._there(rows.table[:, :longest])
+        seen_BL = torch.arange(longest, device=self._device) <= positions_B[:, None]
+        attended_BND = F.scaled_dot_product_attention(
             new.queries[:, :, None],
             self.keys[table_BL].transpose(1, 2),
             self.values[table_BL].transpose(1, 2),
             attn_mask=seen_BL[:, None, None],
             enable_gqa=True,
         )
-        output_BH = self._model.finish(attended_BND.flatten(1), new.residual)  # noqa: N806
-        logits_BR = self._model.logits(output_BH)  # noqa: N806
-        self._hidden_BH = self._model.feedback(output_BH)  # noqa: N806
+        output_BH = self._model.finish(attended_BND.flatten(1), new.residual)
+        logits_BR = self._model.logits(output_BH)
+        self._hidden_BH = self._model.feedback(output_BH)
         best: np.ndarray = logits_BR.argmax(-1).cpu().numpy()
         return best, logits_BR
 
     def follow(self, rows: np.ndarray) -> None:
         """See `Layer`."""
-        self._hidden_BH = self._hidden_BH[self._there(rows)]  # noqa: N806
+        self._hidden_BH = self._hidden_BH[self._there(rows)]
 
     def moved(self, from_slots: Rows[int], to_slots: Rows[int]) -> None:
         """See `Layer`."""

@@ -22,10 +22,10 @@ from firstlight.engine.scheduler.sequence import Sequence
 class Guess:
     """`ids_R` are the target's ids of the tokens that the drafter knows, int32."""
 
-    def __init__(self, ids_R: torch.Tensor) -> None:  # noqa: N803 - shape suffix
+    def __init__(self, ids_R: torch.Tensor) -> None:
         self._ids_R = ids_R
 
-    def draw(self, logits_LR: torch.Tensor, sequences: Rows[Sequence], place: int) -> None:  # noqa: N803
+    def draw(self, logits_LR: torch.Tensor, sequences: Rows[Sequence], place: int) -> None:
         """Makes the logits of rows whose sequence is sampled such that the largest is the drawn token's.
 
         `place` as below.
@@ -36,7 +36,7 @@ class Guess:
 
     def improve(
         self, best_B: np.ndarray, logits_BR: torch.Tensor, sequences: Rows[Sequence], place: int
-    ) -> None:  # noqa: N803
+    ) -> None:
         """Replaces the place of the largest logit by that of the drawn one, where a sequence is sampled.
 
         `place`: how many drafts of the sequence stand before this one.
@@ -45,9 +45,9 @@ class Guess:
             if not sequence.params.greedy:
                 best_B[row] = int(self._drawn(logits_BR[row], sequence, place).argmax())
 
-    def _drawn(self, logits_R: torch.Tensor, sequence: Sequence, place: int) -> torch.Tensor:  # noqa: N803
+    def _drawn(self, logits_R: torch.Tensor, sequence: Sequence, place: int) -> torch.Tensor:
         """Scaled logits with the noise of the position: the largest is the token that is drawn."""
         params = sequence.params
         key = stream_key(params.seed or 0, sequence.num_tokens + place)
-        scaled_R = logits_R / max(params.temperature, MIN_TEMPERATURE)  # noqa: N806
+        scaled_R = logits_R / max(params.temperature, MIN_TEMPERATURE)
         return gumbel([key], self._ids_R)[0].add_(scaled_R)

@@ -41,7 +41,7 @@ class Places:
         Every token but the last is computed. What is behind is 0.
         """
         lengths = [len(sequence.tokens) - 1 for sequence in sequences]
-        table_BL = np.zeros((len(sequences), max(lengths) - skipped + self._num_drafts), np.int64)  # noqa: N806
+        table_BL = np.zeros((len(sequences), max(lengths) - skipped + self._num_drafts), np.int64)
         for row, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
             known = slots_of(sequence.pages, length, self.page_size)
             table_BL[row, : length - skipped] = known[skipped:]

@@ -29,7 +29,7 @@ class Synthetic:
         place: int,
         drafts: Rows[int],
         token: int,
-        logits_V: torch.Tensor,  # noqa: N803
+        logits_V: torch.Tensor,
     ) -> int:
         """The first draft where the profile accepts it; otherwise the sampler's token, or one beside it."""
         if not drafts:

@@ -76,7 +76,7 @@ def lay_out(
     trees: Rows[tuple[int, list[int]]],
     starts: np.ndarray,
     first_rows: np.ndarray,
-    positions_T: np.ndarray,  # noqa: N803
+    positions_T: np.ndarray,
 ) -> np.ndarray:
     """`StepRows.branches_TW` of a step, whose rows of trees also get their positions in `positions_T`.
 
@@ -84,7 +84,7 @@ def lay_out(
     """
     every = [(entry, branches(parents)) for entry, parents in trees]
     width = max(len(branch) for _, found in every for branch in found)
-    table_TW = np.full((len(positions_T), width), -1, np.int64)  # noqa: N806 - shape suffix
+    table_TW = np.full((len(positions_T), width), -1, np.int64)
     for entry, found in every:
         start, first = int(starts[entry]), int(first_rows[entry])
         for row, branch in enumerate(found, first):

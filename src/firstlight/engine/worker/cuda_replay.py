@@ -137,7 +137,7 @@ def _padded_plan(plan: Batch, num_rows: int, length: int) -> Batch:
     )
 
 
-def _room(states_TCH: torch.Tensor, num_rows: int) -> torch.Tensor:  # noqa: N803 - shape suffix
+def _room(states_TCH: torch.Tensor, num_rows: int) -> torch.Tensor:
     return states_TCH.new_zeros(num_rows, *states_TCH.shape[1:])
 
 

@@ -128,18 +128,18 @@ class PageTables:
         starts = np.array(plan.starts, dtype=np.int64)
         counts = np.array(plan.counts, dtype=np.int64)
         if len(plan.tokens) == len(counts) <= len(self._numbers):  # the hot path: a token each
-            sequence_T, positions_T = self._numbers[: len(counts)], starts  # noqa: N806 - shape suffix
+            sequence_T, positions_T = self._numbers[: len(counts)], starts
         else:
-            sequence_T = np.repeat(np.arange(len(counts)), counts)  # noqa: N806
+            sequence_T = np.repeat(np.arange(len(counts)), counts)
             first_row = counts.cumsum() - counts
-            positions_T = np.arange(len(sequence_T)) + (starts - first_row)[sequence_T]  # noqa: N806
-        places_T, branches_TW = positions_T, None  # noqa: N806
+            positions_T = np.arange(len(sequence_T)) + (starts - first_row)[sequence_T]
+        places_T, branches_TW = positions_T, None
         if plan.trees:
-            positions_T = positions_T.copy()  # noqa: N806
-            branches_TW = lay_out(plan.trees, starts, counts.cumsum() - counts, positions_T)  # noqa: N806
+            positions_T = positions_T.copy()
+            branches_TW = lay_out(plan.trees, starts, counts.cumsum() - counts, positions_T)
         longest = -(-int((starts + counts).max()) // self.page_size)
-        table_SP = self._pages[np.array(plan.slots), :longest]  # noqa: N806 - shape suffix
-        pages_T = table_SP[sequence_T, places_T // self.page_size]  # noqa: N806
+        table_SP = self._pages[np.array(plan.slots), :longest]
+        pages_T = table_SP[sequence_T, places_T // self.page_size]
         return StepRows(
             positions_T=positions_T,
             sequence_T=sequence_T,
@@ -160,8 +160,8 @@ def _prompt_only_attention(rows: StepRows, shape: AttentionShape, ops: Backend) 
     """
     if shape.expanded is None or ops.row_invariant or any(rows.starts) or max(rows.counts) < MIN_ROWS:
         return None
-    table_SP = np.zeros((len(rows.counts), max(rows.counts)), dtype=np.int64)  # noqa: N806 - shape suffix
-    slots_T = np.arange(1, len(rows.positions_T) + 1)  # noqa: N806
+    table_SP = np.zeros((len(rows.counts), max(rows.counts)), dtype=np.int64)
+    slots_T = np.arange(1, len(rows.positions_T) + 1)
     table_SP[rows.sequence_T, rows.positions_T] = slots_T
     mine = StepRows(
         positions_T=rows.positions_T,

@@ -175,7 +175,7 @@ def summary(turns: list[_Turn], seconds_TRK: np.ndarray[Any, Any], window_s: flo
 
 
 def _group(size: list[int], contexts: list[float], seconds_TRK: np.ndarray[Any, Any]) -> StepGroup:
-    sums_RK = seconds_TRK.sum(0)  # noqa: N806 - shape suffix
+    sums_RK = seconds_TRK.sum(0)
     return StepGroup(
         num_sequences=size[0],
         num_rows=size[1],

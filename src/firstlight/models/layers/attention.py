@@ -98,7 +98,7 @@ class Attention:
         out = self._group.all_reduce(self._name, self._out(attended.flatten(1)))
         return out if self._out_bias is None else out + self._out_bias.values
 
-    def _attend(self, qkv_TO: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:  # noqa: N803 - shape suffix
+    def _attend(self, qkv_TO: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         num_turned = self._num_heads + self._num_kv_heads
         qkv = qkv_TO.float().unflatten(-1, (-1, self._size))
         turned = qkv[:, :num_turned]
@@ -116,7 +116,7 @@ class Attention:
         plan = batch.attention if self._has_window else batch.full_attention
         return self._ops.attend(turned[:, : self._num_heads], keys, values, plan)
 
-    def _turn(self, x_TND: torch.Tensor, turn_TD: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+    def _turn(self, x_TND: torch.Tensor, turn_TD: torch.Tensor) -> torch.Tensor:
         if self._num_turned == self._size:
             return self._ops.rotate(x_TND, turn_TD)
         turned = self._ops.rotate(x_TND[..., : self._num_turned], turn_TD)
@@ -160,7 +160,7 @@ class WholeNorm:
             for name, width in zip("qk", self._widths, strict=True)
         ]
 
-    def __call__(self, turned_TND: torch.Tensor, eps: float) -> torch.Tensor:  # noqa: N803 - shape suffix
+    def __call__(self, turned_TND: torch.Tensor, eps: float) -> torch.Tensor:
         """Queries and then keys [T, N + K, D], normalised."""
         flat = turned_TND.flatten(1)
         parts = flat.split([last - first for first, last in self._bounds], -1)

@@ -74,7 +74,7 @@ class LatentAttention:
     def __call__(self, x_TH: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         sizes, clock = self._sizes, self._group.clock
         x = self._inputs(x_TH).float()
-        queries, latent_TL, rope_TR = x.tensor_split(  # noqa: N806 - shape suffixes
+        queries, latent_TL, rope_TR = x.tensor_split(
             (x.shape[1] - sizes.latent_size - sizes.rope_size, x.shape[1] - sizes.rope_size), -1
         )
         if sizes.query_rank is not None:
@@ -87,24 +87,24 @@ class LatentAttention:
     def _attend(
         self,
         queries: torch.Tensor,
-        latent_TL: torch.Tensor,  # noqa: N803 - shape suffix
-        rope_TR: torch.Tensor,  # noqa: N803
+        latent_TL: torch.Tensor,
+        rope_TR: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
         """Turns, writes the row of the pool, attends: [T, N, V]."""
         sizes, ops = self._sizes, self._ops
-        queries_TND = queries.unflatten(-1, (self._num_heads, self._head_size))  # noqa: N806
-        still_TNU, turning_TNR = queries_TND.split((sizes.nope_size, sizes.rope_size), -1)  # noqa: N806
-        latent_TL = ops.rms_norm(latent_TL, self._norm.values, LATENT_EPS)  # noqa: N806
+        queries_TND = queries.unflatten(-1, (self._num_heads, self._head_size))
+        still_TNU, turning_TNR = queries_TND.split((sizes.nope_size, sizes.rope_size), -1)
+        latent_TL = ops.rms_norm(latent_TL, self._norm.values, LATENT_EPS)
         # The rotary key turns as one more head.
         turned = ops.rotate(torch.cat((turning_TNR, rope_TR[:, None]), 1), batch.turn_TD)
-        turned_TNR, key_T1R = turned.tensor_split((self._num_heads,), 1)  # noqa: N806
+        turned_TNR, key_T1R = turned.tensor_split((self._num_heads,), 1)
         rows = batch.keys[self._layer]
         row = torch.cat((latent_TL[:, None], key_T1R), -1)
         rows.index_copy_(0, batch.write_slots_T, pack(row, rows.dtype))
         if batch.own is not None:
             return self._plain(torch.cat((still_TNU, turned_TNR), -1), row[:, 0], batch.own)
-        latent_TNL = self._expanding.keys(still_TNU).float()  # noqa: N806
+        latent_TNL = self._expanding.keys(still_TNU).float()
         query = torch.cat((latent_TNL, turned_TNR), -1)
         return self._expanding.values(ops.attend(query, rows, rows, batch.attention))
 
@@ -123,12 +123,12 @@ class LatentAttention:
         reduce = partial(self._group.all_reduce, self._name) if self._group.size > 1 else None
         tape.add_product(self._out.operators, attended, None, reduce)
 
-    def _plain(self, queries_TND: torch.Tensor, row_TL: torch.Tensor, own: OwnRows) -> torch.Tensor:  # noqa: N803
+    def _plain(self, queries_TND: torch.Tensor, row_TL: torch.Tensor, own: OwnRows) -> torch.Tensor:
         """[T, N, V] of rows that attend to rows of this step only."""
-        latent_TL, key_TR = row_TL.split((self._sizes.latent_size, self._sizes.rope_size), -1)  # noqa: N806
-        still_TNU = self._expanding.keys.back(latent_TL)  # noqa: N806
+        latent_TL, key_TR = row_TL.split((self._sizes.latent_size, self._sizes.rope_size), -1)
+        still_TNU = self._expanding.keys.back(latent_TL)
         assert still_TNU is not None, "operators that promise bits take the absorbed form"
-        turned_TNR = key_TR[:, None].expand(-1, self._num_heads, -1)  # noqa: N806
+        turned_TNR = key_TR[:, None].expand(-1, self._num_heads, -1)
         keys = torch.cat((still_TNU.float(), turned_TNR), -1)
         values = self._expanding.values(latent_TL[:, None].expand(-1, self._num_heads, -1))
         # Padded columns point at slot 0, which is zero as in the pool.

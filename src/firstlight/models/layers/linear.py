@@ -115,7 +115,7 @@ class Linear:
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         return self._clock.run(Kind.MATRICES, self._multiply, x_TI)
 
-    def _multiply(self, x_TI: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+    def _multiply(self, x_TI: torch.Tensor) -> torch.Tensor:
         if len(self._linears) == 1:
             out = self._linears[0](x_TI)
         else:

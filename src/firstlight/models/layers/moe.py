@@ -96,13 +96,13 @@ class ExpertMlp:
         return split_evenly(inner, unit, declare.group.rank, declare.group.size)
 
     def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
-        out_TH = self._group.clock.run(Kind.EXPERTS, self._routed, x_TH)  # noqa: N806 - shape suffix
+        out_TH = self._group.clock.run(Kind.EXPERTS, self._routed, x_TH)
         if self._shared is not None:
-            out_TH = out_TH + self._shared.share(x_TH)  # noqa: N806
+            out_TH = out_TH + self._shared.share(x_TH)
         return self._group.all_reduce(self._name, out_TH)
 
     @property
-    def _bias_E(self) -> torch.Tensor | None:  # noqa: N802 - shape suffix
+    def _bias_E(self) -> torch.Tensor | None:
         return None if self._bias is None else self._bias.values
 
     def record(self, tape: Tape, x: Any) -> None:
@@ -114,7 +114,7 @@ class ExpertMlp:
         reduce = partial(self._group.all_reduce, self._name) if self._group.size > 1 else None
         tape.add_share(share, reduce)
 
-    def _routed(self, x_TH: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+    def _routed(self, x_TH: torch.Tensor) -> torch.Tensor:
         return self._experts(x_TH, self._router(x_TH).float(), self._bias_E)
 
 

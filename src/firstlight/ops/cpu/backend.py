@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+import torch.nn.functional as F
 
 from firstlight.ops import padded_attention, sparse_attention
 from firstlight.ops.contract import HEADS, ROUTER, AttentionShape, LinearOp, MatrixKind, StepRows

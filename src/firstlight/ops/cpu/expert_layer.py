@@ -94,9 +94,9 @@ class NativeExpertLayer:
     def record(
         self,
         x: Codes | torch.Tensor,
-        scores_TE: torch.Tensor,  # noqa: N803 - shape suffix
-        bias_E: torch.Tensor | None,  # noqa: N803
-        out_TH: torch.Tensor,  # noqa: N803
+        scores_TE: torch.Tensor,
+        bias_E: torch.Tensor | None,
+        out_TH: torch.Tensor,
         room: Room,
     ) -> Recorded:
         """From rows, as codes where `takes_codes` says so, to the weighed sum of what their experts give."""
@@ -136,8 +136,8 @@ class NativeExpertLayer:
     def __call__(
         self,
         x_TH: torch.Tensor,
-        scores_TE: torch.Tensor,  # noqa: N803
-        bias_E: torch.Tensor | None,  # noqa: N803
+        scores_TE: torch.Tensor,
+        bias_E: torch.Tensor | None,
     ) -> torch.Tensor:
         num_rows = len(x_TH)
         x, scores = x_TH.float().contiguous(), scores_TE.contiguous()

@@ -82,7 +82,7 @@ def _turn_op(
 def _products(
     heads: HeadsOp,
     rows: torch.Tensor,
-    out_TNO: torch.Tensor,  # noqa: N803 - shape suffix
+    out_TNO: torch.Tensor,
     buffers: Buffers,
 ) -> list[Op]:
     assert isinstance(heads, HeadsByGroup), "a tape takes the heads of its own backend"

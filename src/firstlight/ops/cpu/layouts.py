@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+import torch.nn.functional as F
 
 from firstlight.base.errors import UnsupportedError
 from firstlight.ops.matrix import Matrix
@@ -44,7 +44,7 @@ class Int4Linear:
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         if self._order is not None:
-            x_TI = x_TI[:, self._order]  # noqa: N806 - shape suffix
+            x_TI = x_TI[:, self._order]
         return torch.ops.aten._weight_int4pack_mm_for_cpu(
             x_TI.to(torch.bfloat16), self._packed, GROUP, self._scales
         )

@@ -118,7 +118,7 @@ class NativeTape:
         self,
         layer: Any,
         scores: torch.Tensor,
-        bias_E: torch.Tensor | None,  # noqa: N803 - shape suffix
+        bias_E: torch.Tensor | None,
         x: Activation,
     ) -> torch.Tensor:
         assert isinstance(layer, NativeExpertLayer), "a tape takes the experts of its own backend"

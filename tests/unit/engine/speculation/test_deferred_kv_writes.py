@@ -23,7 +23,7 @@ class Slots:
         self.states, self.keys = np.zeros(num_slots), np.zeros(num_slots)
         self.num_writes = 0
 
-    def write(self, states_TCH: torch.Tensor, rows: TrueRows) -> None:  # noqa: N803
+    def write(self, states_TCH: torch.Tensor, rows: TrueRows) -> None:
         assert len(set(rows.slots.tolist())) == len(rows.slots), "a slot twice: the order is lost"
         self.num_writes += 1
         self.states[rows.slots] = states_TCH[:, 0, 0].numpy()
