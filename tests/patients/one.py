@@ -21,11 +21,13 @@ from typing import Any
 import msgspec
 
 from firstlight.doctor.case.bundle import read_bundle
-from firstlight.doctor.case.evidence import Case, decode_case, encode_case
-from firstlight.doctor.collect.run import examine_target
+from firstlight.doctor.case.evidence import Case
+from firstlight.doctor.collect.run import examine
+from firstlight.doctor.collect.scene import Scene
 from firstlight.doctor.verdict import judge
 from patients.kinds import KINDS
 from patients.patient import Kind, Patient, Unavailable, Ward, until
+from support.doctor_scenes import decode_case, encode_case
 
 _OWN_DEADLINE_S = 90.0
 _SECOND_THOUGHT_S = 1.5  # the first word may be the complaint of another rank
@@ -121,7 +123,7 @@ def _examined(kind: Kind, patient: Patient, examine: Examine, blank: Result) -> 
 
 def _in_process(patient: Patient) -> tuple[Case, dict[str, Any]]:
     uid = patient.as_uid
-    case = examine_target(patient.find()) if uid is None else _as_user(uid, patient)
+    case = examine(Scene(patient.find())) if uid is None else _as_user(uid, patient)
     return case, msgspec.to_builtins(judge(case))
 
 
@@ -162,7 +164,7 @@ def _as_user(uid: int, patient: Patient) -> Case:
             os.setgroups([])
             os.setgid(uid)
             os.setuid(uid)
-            answer.write(encode_case(examine_target(patient.find())))
+            answer.write(encode_case(examine(Scene(patient.find()))))
         os._exit(0)
     os.close(write_fd)
     with open(read_fd, "rb") as answer:

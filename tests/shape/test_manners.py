@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import re
 import subprocess
@@ -11,6 +12,17 @@ from collections.abc import Iterator
 import pytest
 
 from shape.source import REPOSITORY, Module, modules
+
+# Names that a library or a decorator calls.
+CALLED_FROM_OUTSIDE = {
+    "_bug",
+    "_http_error",
+    "_request_error",
+    "capture_signals",  # uvicorn
+    "reset_parameters",  # torch
+    "run_on",  # tests serve on a socket of theirs
+    "startup_events",
+}
 
 ENVIRONMENT_FILE = "src/firstlight/base/environment.py"
 MAX_VARIABLES = 5
@@ -201,3 +213,31 @@ def test_a_phase_is_named_by_its_constant() -> None:
         )
     ]
     assert literal + compared == []
+
+
+def test_what_is_defined_is_used() -> None:
+    """By its name, somewhere else in the sources; what only tests use belongs to the tests."""
+    words = collections.Counter(word for text in _texts() for word in re.findall(r"\w+", text))
+    unused = {
+        f"{module.shown}: {name}"
+        for module in modules()
+        for name in _defined(module.tree)
+        if words[name] == 1 and name not in CALLED_FROM_OUTSIDE
+    }
+    assert unused == set()
+
+
+def _texts() -> Iterator[str]:
+    yield from (module.text for module in modules())
+    for pattern in ("benchmarks/**/*.py", "src/**/*.yaml", "pyproject.toml", "setup.py"):
+        yield from (path.read_text(encoding="utf-8") for path in REPOSITORY.glob(pattern))
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        is_named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if is_named and not node.name.startswith("__"):
+            yield node.name
+    for statement in tree.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else ()
+        yield from (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from firstlight.base.blackbox.reader import NO_PLACE, Box, Collective, Odometer, PhaseRecord, Place
 from firstlight.doctor.case.evidence import Case, Observation, number
 from firstlight.doctor.case.target import Engine, Role, Target, TargetProcess
@@ -97,6 +99,16 @@ def the(found: Case, kind: type[V], subject: str, look: int | None = None) -> V:
     value = found.of(kind, subject, look)
     assert value is not None, found.failures(subject=subject)
     return value
+
+
+def encode_case(found: Case) -> bytes:
+    """A case as JSON."""
+    return msgspec.json.encode(found)
+
+
+def decode_case(data: bytes) -> Case:
+    """Raises `msgspec.DecodeError` when the data is no case of this version."""
+    return msgspec.json.decode(data, type=Case)
 
 
 def case(found: Target, seen: Sequence[tuple[int, str, Value]], seconds: float = 2.0) -> Case:

@@ -20,7 +20,6 @@ from firstlight.base.errors import ModelFileError, UsageError
 from firstlight.base.files import replacing, sha256_of
 
 MANIFEST = "manifest.json"
-STAGES = ("prompts", "generate", "capture", "train", "evaluate", "export")
 
 
 class TargetRecord(msgspec.Struct, frozen=True, kw_only=True):

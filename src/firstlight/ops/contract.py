@@ -164,13 +164,6 @@ class Backend(Protocol):
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         """Lays out a weight for each head; their kinds have the role "heads"."""
 
-    def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
-        """A product of these outputs alone, in this order and with the bits that `whole` gives them.
-
-        For an output head over a draft vocabulary. `whole`, with `num_outputs`, is of this backend, and stays
-        as it is. Raises `UnsupportedError` for an output that is not there, and for none.
-        """
-
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         """Float32 [.., H] normalised over the last dimension."""
 

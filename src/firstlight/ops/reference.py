@@ -24,7 +24,6 @@ from firstlight.ops.groups import HeadsOp
 from firstlight.ops.heads import HeadsByGroup
 from firstlight.ops.kv_rows import chosen, unpack
 from firstlight.ops.matrix import Matrix
-from firstlight.ops.outputs import pick
 from firstlight.ops.sigmoid import silu
 
 # Rows of every matrix product. Larger is faster for prompts, smaller for single tokens; at 32 a product is
@@ -93,9 +92,6 @@ class ReferenceBackend(ByOperators):
 
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         return HeadsByGroup(GroupByGroup(len(weights), partial(self.linear, role=HEADS)), weights)
-
-    def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
-        return pick(whole, outputs_N, num_outputs)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         return x_TH * torch.rsqrt((x_TH * x_TH).mean(-1, keepdim=True) + eps) * weight_H

@@ -16,8 +16,6 @@ from firstlight.facts.checkpoint.formats import SUPPORTED, BlockGeometry
 from firstlight.quant.blocks import blocks_of, halves, row_pieces
 from firstlight.quant.weight import Nested, Weight
 
-BLOCK = 256
-
 
 def _two_bits(packed: torch.Tensor) -> torch.Tensor:
     """Four 2-bit codes of each byte, one after the other in a new dimension before the last."""

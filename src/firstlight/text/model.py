@@ -112,11 +112,6 @@ class TextModel:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of several texts (none of them a rendered chat), by several threads."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
-
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Ids that the tokenizer does not know add nothing."""
         stream = self.stream(skip_special_tokens=skip_special_tokens)

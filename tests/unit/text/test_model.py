@@ -182,7 +182,7 @@ def test_a_tokenizer_neither_cuts_nor_fills_up(tmp_path: Path, changes: dict[str
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     text, long, short = TextModel.load(tmp_path), "What is the capital of France?", "A"
     assert text.encode(long) == [*long.encode()]
-    assert text.encode_batch([long, short]) == [[*long.encode()], [*short.encode()]]
+    assert text.encode(short) == [*short.encode()]
     assert text.encode(long) == PreTrainedTokenizerFast.from_pretrained(tmp_path).encode(long)
     written = json.loads(text.tokenizer_json())
     assert (written["truncation"], written["padding"]) == (None, None)  # what is converted, too
@@ -307,4 +307,4 @@ def test_single_tokens_for_people() -> None:
     assert model.token_text(0xE9) == r"\xe9"
     assert model.token_text(0x41) == "A"
     assert model.token_bytes(0xE9) == b"\xe9"
-    assert model.encode_batch(["a", "bc"]) == [[97], [98, 99]]
+    assert model.encode("bc") == [98, 99]

@@ -66,11 +66,9 @@ NUM_PHASES, PHASE_BYTES = 1024, 128
 PHASE_WORDS = 6  # commit, time_ns, name, and done, total, unit of the phase before; then the detail
 RINGS_OFFSET = PHASES_OFFSET + NUM_PHASES * PHASE_BYTES
 NUM_RINGS, RING_EVENTS, EVENT_BYTES = 4, 512, 64
-EVENT_WORDS = 8  # commit, time_ns, name, five values
 RING_HEADER_BYTES = 64  # the name's number; the thread's id
 RING_BYTES = RING_HEADER_BYTES + RING_EVENTS * EVENT_BYTES
 FILE_BYTES = RINGS_OFFSET + NUM_RINGS * RING_BYTES
-NUM_WORDS = FILE_BYTES // WORD
 
 
 def counter_word(counter: Counter) -> int:

@@ -49,7 +49,6 @@ from firstlight.base.proc_stat import read_proc_stat
 _PHASE = struct.Struct(f"={PHASE_WORDS}Q{PHASE_BYTES - PHASE_WORDS * WORD}s")
 _EVENT = struct.Struct("8Q")  # native: each word is stored as a whole, in this order
 _NAME = struct.Struct(f"={NAME_BYTES - WORD}s")
-_MASK = 2**64 - 1
 
 
 def create_box(path: Path, *, role: str, rank: int | None, run_id: str) -> None:

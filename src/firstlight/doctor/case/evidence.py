@@ -148,13 +148,3 @@ def number(observed: Iterable[tuple[int, float, Observation]], first: int = 1) -
         )
         for index, (look, time_s, item) in enumerate(observed, first)
     )
-
-
-def encode_case(case: Case) -> bytes:
-    """As JSON, for a bundle."""
-    return msgspec.json.encode(case)
-
-
-def decode_case(data: bytes) -> Case:
-    """Raises `msgspec.DecodeError` when the data is no case of this version."""
-    return msgspec.json.decode(data, type=Case)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import firstlight
 from firstlight.doctor.case.evidence import Case, Observation, number
-from firstlight.doctor.case.target import HOST, Target
+from firstlight.doctor.case.target import HOST
 from firstlight.doctor.case.values import Failed
 from firstlight.doctor.collect.registry import COLLECTORS
 from firstlight.doctor.collect.scene import Collector, Scene, failed
@@ -50,11 +50,6 @@ def examine(
             "python": platform.python_version(),
         },
     )
-
-
-def examine_target(target: Target, *, num_looks: int = 2, interval_s: float = INTERVAL_S) -> Case:
-    """`examine` on this machine with everything that needs no permission."""
-    return examine(Scene(target), num_looks=num_looks, interval_s=interval_s)
 
 
 class _Clock:

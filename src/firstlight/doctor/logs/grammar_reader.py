@@ -16,7 +16,6 @@ import msgspec
 from firstlight.doctor.logs.grammar import Entry, Fatal, Grammar
 from firstlight.doctor.servers.options import Sizes
 
-SERVER = "server"
 _BAR_RANK = 0  # draws the bars that come without a prefix, in both engines
 _KEPT_UNKNOWN = 200
 _MAX_LINE_CHARS = 2000

@@ -46,11 +46,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     labels: dict[str, int] = {}
 
-    @property
-    def rank_label(self) -> int | None:
-        """The rank where the process names it alone, as ours do."""
-        return self.labels.get("RANK")
-
 
 def identify(command: Sequence[str], comm: str) -> Identity | None:
     """The identity of a process, or None when it is none of a model server's by its own words."""

@@ -27,11 +27,6 @@ class BlockGeometry:
             )
         return blocks * self.block_bytes
 
-    @property
-    def bits_per_value(self) -> float:
-        """Size of a value, its share of the scales included."""
-        return 8 * self.block_bytes / self.block_values
-
 
 SUPPORTED: dict[str, BlockGeometry] = {
     geometry.name: geometry

@@ -22,7 +22,6 @@ from firstlight.ops.expert_layer import ByOperators
 from firstlight.ops.groups import HeadsOp
 from firstlight.ops.heads import HeadsByBatch
 from firstlight.ops.matrix import Matrix
-from firstlight.ops.outputs import pick
 
 # From this many rows of one sequence on, blocked attention beats one row at a time.
 MIN_BLOCKED_ROWS = 32
@@ -84,9 +83,6 @@ class CpuBackend(ByOperators):
 
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         return HeadsByBatch(weights, torch.float32, self.device)
-
-    def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
-        return pick(whole, outputs_N, num_outputs)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         # Half the time of F.rms_norm at one row: one reduction, and eps + norm^2 / H as one operator.

@@ -23,9 +23,7 @@ from firstlight.ops.cpu.experts import NativeExperts
 from firstlight.ops.cpu.library import ATTEND, INSTRUCTION_SETS, KV_TYPES, NORM, SILU, Op, Pool, Step, address
 from firstlight.ops.cpu.packed import (
     LAYOUTS,
-    TILE,
     Arena,
-    Layout,
     NativeLinear,
     number_of,
     pack,
@@ -35,12 +33,9 @@ from firstlight.ops.groups import ExpertLayerOp, GroupedLinearOp, HeadsOp
 from firstlight.ops.heads import HeadsByGroup
 from firstlight.ops.kv_rows import chosen
 from firstlight.ops.matrix import Matrix
-from firstlight.ops.outputs import check_outputs
 
 # Reading the latents anew costs a share about as much as one of its heads.
 MOST_HEADS_OF_A_SHARE = 8
-# Outputs copied at once, so that what is copied on the way stays small.
-AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -143,14 +138,6 @@ class NativeBackend:
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         return HeadsByGroup(self.grouped_linear(len(weights)), weights)
 
-    def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> NativeLinear:
-        assert isinstance(whole, NativeLinear), "a backend takes its own operators"
-        check_outputs(outputs_N, num_outputs)
-        shape, layout = (len(outputs_N), whole.shape[1]), LAYOUTS[whole.number]
-        packed = self._arena.take(layout.packed_bytes(*shape))
-        copy_outputs(whole.packed, layout, outputs_N.to(torch.int64), packed)
-        return NativeLinear(self.pool, shape, whole.number, packed, whole.layout, whole.order)
-
     def grouped_linear(self, num_groups: int) -> NativeExperts:
         return NativeExperts(self.pool, num_groups, self._arena)
 
@@ -220,39 +207,3 @@ def _layout(weight_format: str) -> str:
     if LAYOUTS[number_of(weight_format)].dtype is None:
         return "the file's codes and scales, unrounded; activations in 8 bits by groups of 32"
     return "the file's values, unrounded; activations in fp32"
-
-
-# Some outputs of a packed weight as a packed weight of their own, whose tiles hold nothing else. A product
-# reads whole tiles of 8 outputs, and those of a draft vocabulary are scattered over almost all tiles:
-# copied together, they are read without the others. An output keeps its bytes, only their places change; so
-# its products keep their bits. Shapes: N outputs that are wanted, B blocks of a row.
-
-
-def copy_outputs(packed: torch.Tensor, layout: Layout, outputs_N: torch.Tensor, room: torch.Tensor) -> None:
-    """Copies outputs of `packed` into `room` [Layout.packed_bytes], in this order; the rest of it is 0."""
-    places = _places(layout)
-    blocks = packed.view(-1, _blocks_of(packed, room, len(outputs_N), layout), TILE * layout.block_bytes)
-    new = room.zero_().view(-1, *blocks.shape[1:])
-    for start in range(0, len(outputs_N), AT_ONCE):
-        outputs = outputs_N[start : start + AT_ONCE]
-        to = torch.arange(start, start + len(outputs))
-        from_places = places[outputs % TILE][:, None].expand(-1, blocks.shape[1], -1)
-        values_NBX = blocks[outputs // TILE].gather(2, from_places)
-        for lane in range(TILE):
-            mine = to % TILE == lane
-            new[(to // TILE)[mine][:, None], :, places[lane]] = values_NBX[mine].transpose(1, 2)
-
-
-def _blocks_of(packed: torch.Tensor, room: torch.Tensor, num_wanted: int, layout: Layout) -> int:
-    tile_bytes = len(room) // -(-num_wanted // TILE)
-    assert len(packed) % tile_bytes == 0, "both have rows of one length"
-    return tile_bytes // (TILE * layout.block_bytes)
-
-
-def _places(layout: Layout) -> torch.Tensor:
-    """[8, block_bytes]: where in a tile's block the bytes of each output lie, in one order for all."""
-    starts, at = [], 0
-    for width in layout.lane_bytes:
-        starts.append(torch.arange(TILE)[:, None] * width + torch.arange(width) + at)
-        at += TILE * width
-    return torch.cat(starts, 1)

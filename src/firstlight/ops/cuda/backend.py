@@ -21,7 +21,6 @@ from firstlight.ops.groups import HeadsOp
 from firstlight.ops.heads import HeadsByBatch
 from firstlight.ops.kv_rows import name_of, refused
 from firstlight.ops.matrix import Matrix
-from firstlight.ops.outputs import pick
 
 
 class CudaLinear:
@@ -95,9 +94,6 @@ class CudaBackend(ByOperators):
 
     def heads_linear(self, weights: Sequence[Matrix]) -> HeadsOp:
         return HeadsByBatch(weights, self.key_dtype, self.device)
-
-    def only_outputs(self, whole: LinearOp, outputs_N: torch.Tensor, num_outputs: int) -> LinearOp:
-        return pick(whole, outputs_N, num_outputs)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         return x_TH * torch.rsqrt(x_TH.square().mean(-1, keepdim=True) + eps) * weight_H

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from firstlight.base.errors import FirstlightError, ModelFileError, UsageError
 from firstlight.doctor.case import bundle
 from firstlight.doctor.case.bundle import FORMAT, VERSION, read_bundle, redact_case, write_bundle
-from firstlight.doctor.case.evidence import Case, encode_case
+from firstlight.doctor.case.evidence import Case
 from firstlight.doctor.case.redact import HIDDEN, hide_in_command, hide_in_text
 from firstlight.doctor.case.target import RUN, Engine
 from firstlight.doctor.case.values import Failed, Value
@@ -36,7 +36,7 @@ from firstlight.doctor.case.values_process import (
     ThreadState,
 )
 from firstlight.doctor.verdict import judge
-from support.doctor_scenes import box, case, made_up, target
+from support.doctor_scenes import box, case, encode_case, made_up, target
 
 # Each holds the word below, in a form in which tools print what nobody should see.
 WORD = "hunter2correcthorse"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from firstlight.doctor.case.evidence import encode_case
+import msgspec
+
 from firstlight.doctor.case.target import Engine, Role, Target, TargetProcess
 from firstlight.doctor.collect.descriptors import DESCRIPTORS, PIPES
 from firstlight.doctor.collect.environment import ENVIRONMENT, LIBRARIES
@@ -44,7 +45,7 @@ def main() -> None:
         uid=0,
     )
     target = Target(engine=Engine.UNKNOWN, processes=(process,))
-    sys.stdout.buffer.write(encode_case(examine(Scene(target), COLLECTORS, num_looks=1)))
+    sys.stdout.buffer.write(msgspec.json.encode(examine(Scene(target), COLLECTORS, num_looks=1)))
 
 
 main()

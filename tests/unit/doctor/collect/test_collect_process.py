@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from firstlight.doctor.case.evidence import decode_case, encode_case
 from firstlight.doctor.case.target import RUN
 from firstlight.doctor.case.values_host import Compilers, Pipes, Tree
 from firstlight.doctor.case.values_process import (
@@ -33,7 +32,19 @@ from firstlight.doctor.collect.stacks import STACKS, find_tool, parse_dump
 from firstlight.doctor.collect.threads import THREADS, parse_syscall
 from firstlight.doctor.collect.tree import COMPILERS, TREE
 from firstlight.doctor.servers.procfs import ProcFs, parse_stat
-from support.doctor_scenes import child, in_state, living, look, recorded, target, the, tree, until
+from support.doctor_scenes import (
+    child,
+    decode_case,
+    encode_case,
+    in_state,
+    living,
+    look,
+    recorded,
+    target,
+    the,
+    tree,
+    until,
+)
 
 SLEEPS = "import time; print('up', flush=True); time.sleep(60)"
 SPINS = "print('up', flush=True)\nwhile True: pass"

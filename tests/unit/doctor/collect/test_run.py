@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from firstlight.doctor.case.evidence import MAX_RAW_CHARS, Case, Observation, decode_case, encode_case, number
+from firstlight.doctor.case.evidence import MAX_RAW_CHARS, Case, Observation, number
 from firstlight.doctor.case.target import HOST
 from firstlight.doctor.case.values import Failed, Value, kind_of
 from firstlight.doctor.case.values_host import Compilers, FreeSpace, Gpu, Gpus
@@ -19,7 +19,7 @@ from firstlight.doctor.collect.child import run_child
 from firstlight.doctor.collect.registry import COLLECTORS
 from firstlight.doctor.collect.run import examine
 from firstlight.doctor.collect.scene import Collector, Scene
-from support.doctor_scenes import box, case, made_up, target
+from support.doctor_scenes import box, case, decode_case, encode_case, made_up, target
 
 VALUE = FreeSpace(purpose="shm", path="/x", total_bytes=1, free_bytes=1)
 SEEN = Observation(subject=HOST, source="test", value=VALUE)

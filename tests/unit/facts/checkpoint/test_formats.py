@@ -24,6 +24,5 @@ def test_type_names_are_those_of_gguf() -> None:
 def test_row_bytes() -> None:
     assert SUPPORTED["Q4_1"].row_bytes(64) == 40
     assert SUPPORTED["BF16"].row_bytes(3) == 6
-    assert SUPPORTED["Q4_1"].bits_per_value == 5.0
     with pytest.raises(ValueError, match="do not fill whole Q8_0 blocks"):
         SUPPORTED["Q8_0"].row_bytes(33)
