@@ -17,10 +17,8 @@ PACKAGE = REPOSITORY / "src" / "firstlight"
 # Top to bottom: a room imports only from rooms below it and from its own. "llm" is the module llm.py.
 LAYERS = (
     "cli",
-    "web",
     "bench",
     "drafter",
-    "isolate",
     "launch",
     "doctor",
     "llm",
@@ -66,11 +64,10 @@ class Module:
 
 @dataclass(frozen=True)
 class Import:
-    """One import of a module of ours. `is_for_types`: never carried out, only the type checker follows it."""
+    """One import of a module of ours; those that only the type checker follows count too."""
 
     target: str
     line: int
-    is_for_types: bool
 
 
 @dataclass(frozen=True)
@@ -101,28 +98,23 @@ def _read(path: Path) -> Module:
 def imports(module: Module) -> Iterator[Import]:
     """The imports of modules of ours, wherever they stand."""
     names = {other.name for other in modules()}
-    yield from _imports_in(module.tree, names, is_for_types=False)
+    yield from _imports_in(module.tree, names)
 
 
-def _imports_in(node: ast.AST, names: set[str], *, is_for_types: bool) -> Iterator[Import]:
+def _imports_in(node: ast.AST, names: set[str]) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
                 if alias.name.split(".")[0] == "firstlight":
-                    yield Import(alias.name, child.lineno, is_for_types)
+                    yield Import(alias.name, child.lineno)
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, f"line {child.lineno}: relative imports are not used here"
             if child.module and child.module.split(".")[0] == "firstlight":
                 for alias in child.names:
                     whole = f"{child.module}.{alias.name}"
-                    yield Import(whole if whole in names else child.module, child.lineno, is_for_types)
+                    yield Import(whole if whole in names else child.module, child.lineno)
         else:
-            deeper = is_for_types or _is_for_type_checking(child)
-            yield from _imports_in(child, names, is_for_types=deeper)
-
-
-def _is_for_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+            yield from _imports_in(child, names)
 
 
 def functions(module: Module) -> Iterator[Function]:

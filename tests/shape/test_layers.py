@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
-from shape.source import LAYERS, OUTSIDE, Module, imports, modules
+from shape.source import LAYERS, OUTSIDE, REPOSITORY, Module, imports, modules
 
 # Rooms, and modules of other rooms, after whose import `torch` must not be loaded.
-TORCH_FREE_ROOMS = ("base", "facts", "text", "serve", "doctor", "launch", "isolate", "web", "cli")
+TORCH_FREE_ROOMS = ("base", "facts", "text", "serve", "doctor", "launch", "cli")
 TORCH_FREE_MODULES = (
     "firstlight",
     *(f"firstlight.engine.{name}" for name in ("channel", "messages", "params")),
@@ -42,6 +43,13 @@ def test_every_room_has_its_place() -> None:
     assert {module.room for module in modules()} - {*LAYERS, *OUTSIDE} == set()
 
 
+def test_the_map_of_rooms_is_that_of_the_layers() -> None:
+    """docs/design.md tells newcomers which rooms there are, top to bottom."""
+    text = (REPOSITORY / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z]+)(?:\.py)?` \|", text, re.MULTILINE)
+    assert rows == list(LAYERS)
+
+
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
 def test_imports_go_down(module: Module) -> None:
     if module.room in OUTSIDE:
@@ -56,10 +64,8 @@ def test_imports_go_down(module: Module) -> None:
 
 
 def test_there_is_no_cycle() -> None:
-    edges = {
-        module.name: {found.target for found in imports(module) if not found.is_for_types}
-        for module in modules()
-    }
+    """Nor one of which a part is followed by the type checker alone: such files cannot be read apart."""
+    edges = {module.name: {found.target for found in imports(module)} for module in modules()}
     seen: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:

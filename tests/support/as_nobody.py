@@ -12,7 +12,8 @@ import pkgutil
 import sys
 
 import firstlight.doctor
-from firstlight.cli.doctor import DoctorOptions, doctor
+from firstlight.cli.doctor import doctor
+from firstlight.cli.doctor_options import DoctorOptions
 
 NOBODY = 65534
 

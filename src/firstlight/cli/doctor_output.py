@@ -13,14 +13,15 @@ import msgspec
 
 from firstlight.doctor.case.evidence import Case
 from firstlight.doctor.case.view import View, view_of
+from firstlight.doctor.finding import Verdict
 from firstlight.doctor.looks import TEXTS
 from firstlight.doctor.report.exit_codes import EXIT_CODES, worst
 from firstlight.doctor.report.report_markdown import report_markdown
 from firstlight.doctor.report.report_text import failures, report_text
-from firstlight.doctor.verdict import Verdict, judge_view
+from firstlight.doctor.verdict import judge_view
 
 if TYPE_CHECKING:
-    from firstlight.cli.doctor import DoctorOptions
+    from firstlight.cli.doctor_options import DoctorOptions
 
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 

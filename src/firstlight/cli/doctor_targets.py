@@ -34,7 +34,7 @@ from firstlight.launch.runs.run_directory import ended_runs, living_runs
 from firstlight.launch.runs.runs import find_run
 
 if TYPE_CHECKING:
-    from firstlight.cli.doctor import DoctorOptions
+    from firstlight.cli.doctor_options import DoctorOptions
 
 _SUPERVISOR_S = 1.0
 _NOTE_CHARS = 200

@@ -23,7 +23,7 @@ from firstlight.doctor.report.exit_codes import EXIT_CODES, worst
 from firstlight.doctor.report.report_text import headline, name_of, printable
 
 if TYPE_CHECKING:
-    from firstlight.cli.doctor import DoctorOptions
+    from firstlight.cli.doctor_options import DoctorOptions
 
 _PAUSE_S = 2.0
 _WIPE = "\r\x1b[K"

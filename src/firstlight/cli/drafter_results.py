@@ -84,8 +84,9 @@ def evaluate(options: EvaluateOptions) -> None:
       firstlight drafter evaluate --out my-drafter --drafts 5
     """
     from firstlight.cli.bench_output import show
-    from firstlight.drafter.evaluate import EvaluateSettings, read_report
     from firstlight.drafter.evaluate import evaluate as run_stage
+    from firstlight.drafter.evaluate import read_report
+    from firstlight.drafter.evaluate_settings import EvaluateSettings
     from firstlight.drafter.target import open_target
 
     settings = EvaluateSettings(

@@ -7,7 +7,6 @@ better evidence, and then both are said.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,11 +14,9 @@ from firstlight.doctor.case.evidence import Seen
 from firstlight.doctor.case.target import RUN
 from firstlight.doctor.case.values_process import SupervisorVerdict
 from firstlight.doctor.case.view import View
+from firstlight.doctor.finding import Finding
 from firstlight.doctor.hypothesis import Clue, Condition, Grade, Weight, same
 from firstlight.doctor.motion.states import GONE
-
-if TYPE_CHECKING:
-    from firstlight.doctor.verdict import Finding
 
 _GRADES = list(Grade)
 _TROUBLE = (Condition.STUCK, Condition.DEAD)

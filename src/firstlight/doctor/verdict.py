@@ -17,6 +17,7 @@ from firstlight.doctor.case.values_host import HttpProbe
 from firstlight.doctor.case.values_process import ExitRecord
 from firstlight.doctor.case.view import View, view_of
 from firstlight.doctor.cautions import cautions_of
+from firstlight.doctor.finding import Excluded, Finding, Verdict
 from firstlight.doctor.hypotheses.deaths import DIED
 from firstlight.doctor.hypotheses.registry import HYPOTHESES
 from firstlight.doctor.hypothesis import (
@@ -25,7 +26,6 @@ from firstlight.doctor.hypothesis import (
     Grade,
     Hypothesis,
     Judgement,
-    Look,
     Remedies,
     Weight,
     same,
@@ -50,50 +50,6 @@ _CONDITIONS = {
     State.DEAD: Condition.DEAD,
     State.UNCLEAR: Condition.UNCLEAR,
 }
-_NOTHING = same("nothing.")
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause with all that is known about it in this case."""
-
-    cause: str
-    grade: Grade
-    condition: Condition
-    subject: str | None
-    summary: str
-    supports: tuple[Clue, ...] = msgspec.field(name="for", default=())
-    contradicts: tuple[Clue, ...] = msgspec.field(name="against", default=())
-    not_measured: tuple[Look, ...] = ()
-    next_test: str = ""
-    remedies: Remedies = _NOTHING
-    is_recorded: bool = False
-
-
-class Excluded(msgspec.Struct, frozen=True, kw_only=True):
-    """A cause that something contradicts."""
-
-    cause: str
-    because: tuple[Clue, ...]
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer. `others`: further causes in order; `decisive`: the looks that would decide, best first."""
-
-    condition: Condition
-    cause: str
-    grade: Grade
-    subject: str | None
-    summary: str
-    supports: tuple[Clue, ...] = msgspec.field(name="for", default=())
-    contradicts: tuple[Clue, ...] = msgspec.field(name="against", default=())
-    not_measured: tuple[Look, ...] = ()
-    next_test: str = ""
-    remedies: Remedies = _NOTHING
-    remedy: str = ""  # the one for this engine
-    others: tuple[Finding, ...] = ()
-    excluded: tuple[Excluded, ...] = ()
-    decisive: tuple[Look, ...] = ()
-    cautions: tuple[str, ...] = ()
 
 
 def judge(

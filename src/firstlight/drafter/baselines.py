@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from firstlight.drafter.answers import read_answers
 from firstlight.drafter.capture import MIN_DOCUMENT_TOKENS, Capturer, CaptureSettings
 from firstlight.drafter.chain import Rounds, run_chain, unrolled_proposer
+from firstlight.drafter.evaluate_settings import EvaluateSettings
 from firstlight.drafter.shards import Document, read_contract
 from firstlight.drafter.stages import read_manifest
 from firstlight.drafter.target import Target
 from firstlight.models.eagle3 import Eagle3Drafter
-
-if TYPE_CHECKING:
-    from firstlight.drafter.evaluate import EvaluateSettings
 
 OWN_LAYERS, NEXT_LAYERS = "eagle3, these documents", "off by one layer"
 

@@ -20,6 +20,7 @@ from firstlight.base.files import replacing
 from firstlight.drafter.baselines import off_by_one
 from firstlight.drafter.chain import Propose, Rounds, ngram_proposer, run_chain, unrolled_proposer
 from firstlight.drafter.checkpoints import load_drafter
+from firstlight.drafter.evaluate_settings import EvaluateSettings
 from firstlight.drafter.make_drafter import initialise
 from firstlight.drafter.objective import Tally, Teacher, make_teacher, unrolled
 from firstlight.drafter.packing import rows_of
@@ -37,18 +38,6 @@ RESAMPLES = 1000
 Chosen = list[tuple[Path, set[str]]]  # of each shard, the documents that are measured
 IN_DOMAIN, NEW_FAMILIES = "in domain (held-out prompts)", "new (held-out families)"
 EAGLE, UNTRAINED, NGRAM = "eagle3", "untrained", "n-gram"
-
-
-class EvaluateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured: at most `max_documents` of each family, `num_drafts` drafts a step (k)."""
-
-    num_drafts: int = 3
-    max_documents: int = 24
-    seed: int = 0
-    beside: tuple[
-        str, ...
-    ] = ()  # run folders of other trainings on the same states, such as one step (T = 1)
-    off_by_one: int = 0  # documents of a family to measure with the states of the next blocks, too
 
 
 class Line(msgspec.Struct, kw_only=True):

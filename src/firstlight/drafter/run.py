@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from firstlight.drafter.capture import CaptureSettings, capture, require_storage
-from firstlight.drafter.evaluate import EvaluateSettings, Report, evaluate, read_report
+from firstlight.drafter.evaluate import Report, evaluate, read_report
+from firstlight.drafter.evaluate_settings import EvaluateSettings
 from firstlight.drafter.export import export, renew_cards
 from firstlight.drafter.gate_record import GateRecord
 from firstlight.drafter.gates import check

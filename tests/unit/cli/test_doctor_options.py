@@ -12,7 +12,7 @@ import pytest
 
 from firstlight.base.config import API_KEYS_FILE
 from firstlight.base.errors import UsageError
-from firstlight.cli.doctor import DoctorOptions
+from firstlight.cli.doctor_options import DoctorOptions
 from firstlight.cli.doctor_output import as_json, judged
 from firstlight.cli.doctor_targets import key_for
 from firstlight.doctor.case.bundle import redact_case, write_bundle

@@ -10,8 +10,9 @@ from firstlight.doctor.case.evidence import Case
 from firstlight.doctor.case.target import HOST, RUN, Engine, Role, TargetProcess
 from firstlight.doctor.case.values_host import Gpu, Gpus, HostMemory, HttpProbe
 from firstlight.doctor.case.values_process import Listed, LogTail, ProcessState
+from firstlight.doctor.finding import Verdict
 from firstlight.doctor.hypothesis import Condition, Grade, Look
-from firstlight.doctor.verdict import UNKNOWN, Verdict, judge
+from firstlight.doctor.verdict import UNKNOWN, judge
 from support.doctor_scenes import case, made_up, target
 
 GB = 10**9

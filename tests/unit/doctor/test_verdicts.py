@@ -22,9 +22,10 @@ from firstlight.doctor.case.values_process import (
     LogTail,
     ProcessState,
 )
+from firstlight.doctor.finding import Verdict
 from firstlight.doctor.hypotheses.registry import HYPOTHESES
 from firstlight.doctor.hypothesis import Condition, Grade
-from firstlight.doctor.verdict import Verdict, judge
+from firstlight.doctor.verdict import judge
 from support import troubled_cases as troubled
 from support.case_rows import Rows, asleep, both, boxed, busy, log, one_rank, stack
 from support.doctor_scenes import box, case, made_up, target

@@ -16,7 +16,8 @@ from firstlight.base.errors import FirstlightError, ModelFileError, ResourceErro
 from firstlight.drafter.answers import read_answers
 from firstlight.drafter.capture import capture
 from firstlight.drafter.checkpoints import load_drafter
-from firstlight.drafter.evaluate import EvaluateSettings, evaluate
+from firstlight.drafter.evaluate import evaluate
+from firstlight.drafter.evaluate_settings import EvaluateSettings
 from firstlight.drafter.export import export
 from firstlight.drafter.generate import GenerateSettings, generate
 from firstlight.drafter.shards import read_shard, write_shard

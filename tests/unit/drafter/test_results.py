@@ -13,16 +13,8 @@ import torch
 from firstlight.base.errors import ModelFileError
 from firstlight.drafter.baselines import NEXT_LAYERS, OWN_LAYERS
 from firstlight.drafter.capture import CaptureSettings
-from firstlight.drafter.evaluate import (
-    EAGLE,
-    IN_DOMAIN,
-    UNTRAINED,
-    EvaluateSettings,
-    Line,
-    Report,
-    evaluate,
-    read_report,
-)
+from firstlight.drafter.evaluate import EAGLE, IN_DOMAIN, UNTRAINED, Line, Report, evaluate, read_report
+from firstlight.drafter.evaluate_settings import EvaluateSettings
 from firstlight.drafter.export import ENGINES, GGUF, NATIVE, RECIPE, export
 from firstlight.drafter.gate_record import GateRecord, forced_gates
 from firstlight.drafter.gates import Check, Gate, check

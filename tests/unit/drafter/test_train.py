@@ -15,7 +15,8 @@ from firstlight.drafter import curves
 from firstlight.drafter.capture import capture
 from firstlight.drafter.chain import Rounds, ngram_proposer, run_chain
 from firstlight.drafter.checkpoints import load_drafter
-from firstlight.drafter.evaluate import EvaluateSettings, bootstrap, evaluate, read_report
+from firstlight.drafter.evaluate import bootstrap, evaluate, read_report
+from firstlight.drafter.evaluate_settings import EvaluateSettings
 from firstlight.drafter.gates import overfit_gate, unroll_gate
 from firstlight.drafter.make_drafter import (
     build_vocabulary,

@@ -17,6 +17,7 @@ from firstlight.doctor.case.redact import hide_in_text
 from firstlight.doctor.case.target import TargetProcess
 from firstlight.doctor.case.values_process import Environment, Libraries, LogTail, PythonStacks
 from firstlight.doctor.case.view import View
+from firstlight.doctor.finding import Verdict
 from firstlight.doctor.hypothesis import Clue
 from firstlight.doctor.looks import TEXTS
 from firstlight.doctor.report.report_text import (
@@ -27,7 +28,6 @@ from firstlight.doctor.report.report_text import (
     process_table,
     wait_lines,
 )
-from firstlight.doctor.verdict import Verdict
 
 _MAX_EXCERPT_CHARS = 1500
 _MAX_LOG_LINES = 25

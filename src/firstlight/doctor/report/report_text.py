@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from firstlight.doctor.case.evidence import Case
 from firstlight.doctor.case.target import Engine, Role, Target
 from firstlight.doctor.case.view import View
+from firstlight.doctor.finding import Verdict
 from firstlight.doctor.hypothesis import Clue, Condition, Look, Remedies
 from firstlight.doctor.looks import TEXTS
 from firstlight.doctor.motion.motion import ProcessMotion
 from firstlight.doctor.report import describe
-from firstlight.doctor.verdict import Verdict
 
 _WIDTH = 110
 _INDENT = "  "

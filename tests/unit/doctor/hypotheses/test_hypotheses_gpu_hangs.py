@@ -9,8 +9,9 @@ from firstlight.doctor.case.target import HOST, Engine
 from firstlight.doctor.case.values_device import PciGpu, PciPaths
 from firstlight.doctor.case.values_host import Compiler, Compilers, Generation
 from firstlight.doctor.case.values_process import Libraries, Library
+from firstlight.doctor.finding import Verdict
 from firstlight.doctor.hypothesis import Condition, Grade
-from firstlight.doctor.verdict import Verdict, judge
+from firstlight.doctor.verdict import judge
 from support.gpu_scenes import COMPUTING, IDLE, WAITING, gpus, ras, server, stack
 
 READY = "(Worker_TP0 pid=100) INFO 11-29 21:05:10 [pynccl.py:70] vLLM is using nccl==2.27.5"

@@ -25,8 +25,9 @@ from firstlight.doctor.case.values_process import (
 from firstlight.doctor.collect.process_state import STATE
 from firstlight.doctor.collect.sockets import SOCKETS
 from firstlight.doctor.collect.threads import THREADS
+from firstlight.doctor.finding import Verdict
 from firstlight.doctor.hypothesis import Condition, Grade
-from firstlight.doctor.verdict import Verdict, judge
+from firstlight.doctor.verdict import judge
 from support.doctor_scenes import case, child, living, look, made_up, target
 from support.gpu_scenes import IDLE, WAITING, gpus, server, stack
 

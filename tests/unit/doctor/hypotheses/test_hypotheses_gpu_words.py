@@ -10,8 +10,9 @@ import pytest
 from firstlight.doctor.case.target import HOST, RUN, Engine
 from firstlight.doctor.case.values_host import Gpu, Gpus
 from firstlight.doctor.case.values_process import ExitRecord, LogTail
+from firstlight.doctor.finding import Verdict
 from firstlight.doctor.hypothesis import Grade
-from firstlight.doctor.verdict import Verdict, judge
+from firstlight.doctor.verdict import judge
 from support.doctor_scenes import case, made_up, target
 from support.gpu_scenes import IDLE, gpus, server
 

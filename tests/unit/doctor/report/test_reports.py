@@ -7,10 +7,10 @@ from firstlight.doctor.case.target import RUN, Engine, Role
 from firstlight.doctor.case.values import Failed, Value
 from firstlight.doctor.case.values_process import LogTail, ProcessState, Threads, ThreadState
 from firstlight.doctor.case.view import View, view_of
+from firstlight.doctor.finding import Excluded, Finding, Verdict
 from firstlight.doctor.hypothesis import Clue, Condition, Grade, Look, Remedies
 from firstlight.doctor.report.report_markdown import code, fenced, report_markdown
 from firstlight.doctor.report.report_text import headline, printable, report_text
-from firstlight.doctor.verdict import Excluded, Finding, Verdict
 from support.doctor_scenes import case, made_up, target
 
 NASTY = "\x1b[2J\x1b]0;owned\x07 ``` <script> @someone [x](http://evil) \u202e\r\n# head"
