@@ -241,3 +241,15 @@ def _defined(tree: ast.Module) -> Iterator[str]:
     for statement in tree.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else ()
         yield from (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+
+
+_CALLERS = re.compile(
+    r"(?:^|[.:;] )(?:Called|Used|Read|Made|Owned|Imported|Fed|Filled|Driven|Asked) by ", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_a_module_does_not_say_who_uses_it(module: Module) -> None:
+    """It was wrong in a score of places, because nobody looks there when a caller comes or goes."""
+    told = " ".join((ast.get_docstring(module.tree) or "").split())
+    assert _CALLERS.findall(told) == []

@@ -1,8 +1,7 @@
 """Accepting connections of strangers: within the seats there are, and with a deadline for TLS handshakes.
 
-Made by `launch.public.startup_responder` and by `serve.http.http_server` in their event loops. asyncio's own
-server counts a connection only after its handshake, and has no say in how many there are. Invariant: a socket
-that is accepted is handed to a protocol, or closed within the handshake's deadline.
+asyncio's own server counts a connection only after its handshake, and has no say in how many there are.
+Invariant: a socket that is accepted is handed to a protocol, or closed within the handshake's deadline.
 """
 
 from __future__ import annotations

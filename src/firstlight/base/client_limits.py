@@ -1,6 +1,5 @@
 """How much of a server a stranger may take before it has asked anything: bytes, headers, and a seat.
 
-Used by `launch.public.startup_responder` and `serve.http.http1`, the two that read HTTP from anybody.
 Standard library only, as the front runs before anything else is imported. Invariant: while connections that
 have not sent a whole request hold seats, whoever comes gets the seat of the one that has waited longest.
 """

@@ -1,6 +1,6 @@
 """Time as a seam: code that waits or measures takes a `Clock`, so that its tests need no sleep.
 
-Used by the launcher and by whoever has deadlines. Invariant: `now_s` never goes back.
+Invariant: `now_s` never goes back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A disposable child: reading that may stop in the kernel for good is done in it, and it can be lost.
 
-Used by `launch.serve` for all that it reads before its first child, and before files that flags name are
-read. It forks, so the work starts at once and needs no arguments. Invariant: a child that does not end is
-never waited for, and holds nothing of ours: no socket, and no pipe that somebody else reads to its end.
+It forks, so the work starts at once and needs no arguments. Invariant: a child that does not end is never
+waited for, and holds nothing of ours: no socket, and no pipe that somebody else reads to its end.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The only place that reads environment variables: five names, those of systemd, what libraries need of the
 system's own, and the copy for children.
 
-Called by the cli, the launcher and `facts.sources`. Invariant: an unset or empty variable is None; a value
-that cannot be used is a `UsageError` that names the variable. A shape test keeps `os.environ` out of every
-other file.
+Invariant: an unset or empty variable is None; a value that cannot be used is a `UsageError` that names the
+variable. A shape test keeps `os.environ` out of every other file.
 """
 
 from __future__ import annotations

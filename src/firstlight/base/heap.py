@@ -1,7 +1,6 @@
 """Giving the system back what the C library keeps of memory that was freed.
 
-Called by a process between its start and its first request. Invariant: where the C library cannot (it is not
-glibc), nothing happens.
+Invariant: where the C library cannot (it is not glibc), nothing happens.
 """
 
 from __future__ import annotations

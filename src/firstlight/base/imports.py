@@ -1,7 +1,7 @@
 """How far a process's imports are: every module that is looked for moves the odometer of its phase.
 
-Entered by a rank around its import of torch, which takes seconds and can hang in a library's constructor.
-Invariant: imports give what they gave without it; what is put off comes when the first name of it is used.
+An import of torch takes seconds and can hang in a library's constructor. Invariant: imports give what they
+gave without it; what is put off comes when the first name of it is used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a person calls this program again: printed in hints, so that they can be copied as they are.
 
-Used by whatever prints a command. Invariant: what is printed works in the shell that started us.
+Invariant: what is printed works in the shell that started us.
 """
 
 from __future__ import annotations

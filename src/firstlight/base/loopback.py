@@ -1,7 +1,7 @@
 """Whether an address is this machine's own: of a server, of a client, of the other end of a connection.
 
-Used by `cli`, `serve`, `launch` and `doctor`. Invariant: another machine is never taken for this one. No name
-is looked up, so each but `localhost` is another machine's.
+Invariant: another machine is never taken for this one. No name is looked up, so each but `localhost` is
+another machine's.
 """
 
 from __future__ import annotations

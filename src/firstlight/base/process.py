@@ -1,7 +1,7 @@
 """A child process that cannot outlive us: own session, output on a pipe, its end explained.
 
-Used by the launcher. Linux only where it asks the kernel to end the child with its parent. Invariant: once
-`Child.poll` has returned an `ExitCause`, nothing of the child's process group is left running.
+Linux only where it asks the kernel to end the child with its parent. Invariant: once `Child.poll` has
+returned an `ExitCause`, nothing of the child's process group is left running.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """From what the user gave (flags, a TOML file) and what the machine has to config sections, with reasons.
 
-Called by the cli's `serve` and `run`. Pure but for `read_toml`: the same input gives the same sections.
-Invariant: a flag beats the file, the file beats the default, and every value that is not a default has a
-reason that names its source.
+Pure but for `read_toml`: the same input gives the same sections. Invariant: a flag beats the file, the file
+beats the default, and every value that is not a default has a reason that names its source.
 """
 
 from __future__ import annotations

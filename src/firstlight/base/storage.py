@@ -1,8 +1,7 @@
 """Mounts: where a path lies, who serves it, and who waits in the kernel for it, told without touching it.
 
-Used by the supervisor, the doctor and the commands' guard. Standard library only. Invariant: nothing here
-opens, lists or stats anything below a mount that may stop answering: names are followed as text, and links
-only where the file system is this machine's own.
+Standard library only. Invariant: nothing here opens, lists or stats anything below a mount that may stop
+answering: names are followed as text, and links only where the file system is this machine's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The address of a server as a person gives it, and what is said when nobody answers there.
 
-Used by `chat` and by the benchmarks.
-
 Invariant: what comes back has a scheme that we speak and a host.
 """
 

@@ -1,9 +1,8 @@
 """What is measured of a request, and the arithmetic over many of them: percentiles and goodput. Pure.
 
-Used by every benchmark of this room. The terms are those of the usual load generators: TTFT is the time to
-the first chunk with text, TPOT = (E2E - TTFT) / (tokens - 1), ITL is the gap between two chunks with text,
-E2E ends with the chunk that carries the finish reason. Invariant: a request with an error is counted, and
-takes part in no latency.
+The terms are those of the usual load generators: TTFT is the time to the first chunk with text, TPOT = (E2E -
+TTFT) / (tokens - 1), ITL is the gap between two chunks with text, E2E ends with the chunk that carries the
+finish reason. Invariant: a request with an error is counted, and takes part in no latency.
 """
 
 from __future__ import annotations

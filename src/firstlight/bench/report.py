@@ -1,7 +1,6 @@
 """How results leave a benchmark: a table for people, a JSON file for programs, and where they came from.
 
-Used by every benchmark of this room and by the cli. Invariant: every JSON file says which version, machine
-and time its numbers belong to.
+Invariant: every JSON file says which version, machine and time its numbers belong to.
 """
 
 from __future__ import annotations

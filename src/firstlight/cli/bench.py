@@ -1,7 +1,7 @@
 """`firstlight bench`: the group of commands that measure.
 
-Registered by `cli.main`. Each prints a table for people; --json and --png store the same numbers. Invariant:
-`firstlight --help` loads none of the room `bench`.
+Each prints a table for people; --json and --png store the same numbers. Invariant: `firstlight --help` loads
+none of the room `bench`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`firstlight bench collectives`: what a sum over the ranks costs, by size.
 
-Registered by `cli.bench`. Invariant: where results are to be stored is checked before anything is loaded.
+Invariant: where results are to be stored is checked before anything is loaded.
 """
 
 from __future__ import annotations

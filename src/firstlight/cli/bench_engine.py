@@ -1,6 +1,6 @@
 """`firstlight bench offline`, `operators`, `startup`, `quality`, `scheduler`, `blackbox`: inside an engine.
 
-Registered by `cli.bench`. Invariant: where results are to be stored is checked before anything is loaded.
+Invariant: where results are to be stored is checked before anything is loaded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the commands of `firstlight bench` share: where results go, a progress bar, and tables.
 
-Used by the files of that group. Invariant: tables go to standard output, everything else to standard error.
+Invariant: tables go to standard output, everything else to standard error.
 """
 
 from __future__ import annotations

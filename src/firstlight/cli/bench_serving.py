@@ -1,6 +1,6 @@
 """`firstlight bench serving`, `path` and `soak`: load on any OpenAI-compatible server, or on one of our own.
 
-Registered by `cli.bench`. Invariant: where results are to be stored is checked before the load begins.
+Invariant: where results are to be stored is checked before the load begins.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`firstlight bench speculation`: each drafter beside none, on the same answers.
 
-Registered by `cli.bench`. Invariant: where results are to be stored is checked before anything is loaded.
+Invariant: where results are to be stored is checked before anything is loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`firstlight blackbox`: what the processes of a run wrote into their black boxes, as one timeline.
 
-Registered by `cli.main`. Invariant: it only reads, so it may be asked about a run that hangs, as often as one
-likes; and about one whose processes are all dead.
+Invariant: it only reads, so it may be asked about a run that hangs, as often as one likes; and about one
+whose processes are all dead.
 """
 
 from __future__ import annotations

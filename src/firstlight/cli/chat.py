@@ -1,7 +1,7 @@
 """`firstlight chat`: a conversation in the terminal with a server that runs already.
 
-Registered by `cli.main`. Invariant: Ctrl-C during an answer stops that answer and nothing else; what was not
-answered is not kept in the conversation.
+Invariant: Ctrl-C during an answer stops that answer and nothing else; what was not answered is not kept in
+the conversation.
 """
 
 from __future__ import annotations

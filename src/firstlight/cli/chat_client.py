@@ -1,7 +1,7 @@
 """A small client of an OpenAI-compatible server: its models, and streamed chat answers.
 
-Used by `cli.chat`. Works against any such server, not only ours. Invariant: leaving a stream early closes the
-connection, which tells the server to stop generating.
+Works against any such server, not only ours. Invariant: leaving a stream early closes the connection, which
+tells the server to stop generating.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How `firstlight chat` samples where its user names nothing: the model's own way, or what local tools do.
 
-Used by `cli.chat`. The protocol's default is a temperature of 1, with which small models talk nonsense. A
-server of ours says what the model's files say; of any other, a folder that lies on this machine is read.
-Invariant: what the user gives wins, and what is taken is told with where it comes from.
+The protocol's default is a temperature of 1, with which small models talk nonsense. A server of ours says
+what the model's files say; of any other, a folder that lies on this machine is read. Invariant: what the user
+gives wins, and what is taken is told with where it comes from.
 """
 
 from __future__ import annotations

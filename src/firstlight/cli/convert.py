@@ -1,7 +1,7 @@
 """`firstlight convert`: a GGUF file becomes a Hugging Face folder.
 
-Registered by `cli.main`. Brings together `text` (the tokenizer) and `loading` (the weights), which do not
-know each other. Invariant: the folder appears whole or not at all.
+Brings together `text` (the tokenizer) and `loading` (the weights), which do not know each other. Invariant:
+the folder appears whole or not at all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`firstlight doctor`: what is the matter with a model server, why we think so, and what to do.
 
-Registered by `cli.main`. Invariant: it reads and asks, and changes nothing: no stop, no file but the bundle
-that was asked for, no signal but the one by which a rank of ours writes its stacks; a bundle is judged
-without a look at this machine.
+Invariant: it reads and asks, and changes nothing: no stop, no file but the bundle that was asked for, no
+signal but the one by which a rank of ours writes its stacks; a bundle is judged without a look at this
+machine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The doctor's verdicts as text, JSON or Markdown on standard output.
 
-Used by `cli.doctor` and `cli.doctor_watch`. Invariant: the three forms are made from the same verdict.
+Invariant: the three forms are made from the same verdict.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Whom `firstlight doctor` looks at, and the look itself with word of it on a terminal.
 
-Used by `cli.doctor` and `cli.doctor_watch`. Invariant: a key is sent to a server of our own user only, unless
-a person pointed at the server.
+Invariant: a key is sent to a server of our own user only, unless a person pointed at the server.
 """
 
 from __future__ import annotations

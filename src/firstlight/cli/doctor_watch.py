@@ -1,7 +1,6 @@
 """`firstlight doctor --watch`: examines again and again, and says when a verdict changes.
 
-Used by `cli.doctor`. Invariants: a server that is gone gets its last verdict, once; the exit code is that of
-the latest verdicts.
+Invariants: a server that is gone gets its last verdict, once; the exit code is that of the latest verdicts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`firstlight drafter`: the group of commands that make an EAGLE-3 drafter, stage by stage.
 
-Registered by `cli.main`. Every stage keeps its files in a folder of its own below --out, and goes on from
-what is finished there. Invariant: `firstlight --help` loads none of the room `drafter`.
+Every stage keeps its files in a folder of its own below --out, and goes on from what is finished there.
+Invariant: `firstlight --help` loads none of the room `drafter`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`firstlight drafter explain`: why a drafter is good or bad, and who has to act.
 
-Registered by `cli.drafter`. Invariant: the verdict goes to standard output, progress to standard error, and
-the exit code says the verdict.
+Invariant: the verdict goes to standard output, progress to standard error, and the exit code says the
+verdict.
 """
 
 from __future__ import annotations

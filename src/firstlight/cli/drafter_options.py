@@ -1,6 +1,6 @@
 """Options that the commands of `firstlight drafter` share.
 
-Used by `cli.drafter` and `cli.drafter_results`. Invariant: an option means the same in every command.
+Invariant: an option means the same in every command.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`firstlight drafter check`, `evaluate`, `export` and `probe`: what a drafter is worth.
 
-Registered by `cli.drafter`. Invariant: results go to standard output, progress to standard error.
+Invariant: results go to standard output, progress to standard error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`firstlight drafter run`: all stages in one command.
 
-Registered by `cli.drafter`. Invariant: an option of a stage means here what it means there.
+Invariant: an option of a stage means here what it means there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`firstlight env`: what this machine offers, what firstlight would use of it, and why.
 
-Registered by `cli.main`. Invariant: it reports and changes nothing; it neither loads torch nor fetches a
-model, so that it answers at once and also where something is broken.
+Invariant: it reports and changes nothing; it neither loads torch nor fetches a model, so that it answers at
+once and also where something is broken.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From the command line of `serve` to a socket that answers 503, before there is anything else.
 
-Called by `entry`; standard library only. Invariant: whatever is not plainly understood here (an unknown flag,
---help, a bad value, a port that is taken) opens nothing, and the ordinary path speaks; and `serve` keeps what
-was opened only if it would have opened the same.
+Invariant: whatever is not plainly understood here (an unknown flag, --help, a bad value, a port that is
+taken) opens nothing, and the ordinary path speaks; and `serve` keeps what was opened only if it would have
+opened the same.
 """
 
 from __future__ import annotations

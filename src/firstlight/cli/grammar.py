@@ -1,6 +1,6 @@
 """`firstlight grammar`: whether an installed engine still prints what we know of its log.
 
-Registered by `cli.main`. Invariant: nothing of the engine is imported or run; its files are read.
+Invariant: nothing of the engine is imported or run; its files are read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The keys that a server asks for: from flags, a config file, a file of keys, the environment.
 
-Used by `serve`, and before that by `entry`, which is why only the standard library is imported. Invariant:
-the same sources give the same keys in the same order.
+Invariant: the same sources give the same keys in the same order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where the model that a command names lies on this machine; says so when it must be fetched first.
 
-Used by the commands that open a model. Invariant: standard output is left to results.
+Invariant: standard output is left to results.
 """
 
 from __future__ import annotations

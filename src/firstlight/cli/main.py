@@ -1,7 +1,7 @@
 """The `firstlight` program: its commands, gathered.
 
-Called by `cli.entry`. Invariant: `firstlight --help` loads the cli and base rooms only; each command
-imports what it needs when it runs, and `serve` waits for no other command's flags.
+Invariant: `firstlight --help` loads the cli and base rooms only; each command imports what it needs when it
+runs, and `serve` waits for no other command's flags.
 """
 
 from __future__ import annotations

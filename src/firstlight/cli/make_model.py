@@ -1,6 +1,6 @@
 """`firstlight make-model`: a model of random weights in the shape of a large one.
 
-Registered by `cli.main`. Invariant: the folder appears whole or not at all, and is served like any other.
+Invariant: the folder appears whole or not at all, and is served like any other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A parent that touches nothing, for commands that look at files and processes which may not answer.
 
-Called by `entry` before anything is imported; standard library only until something hangs. The command runs
-in a fork; this process passes on signals, output and exit code. Invariant: it ends at its deadline whatever
-the kernel does with the command, which is then left to the kernel.
+It runs before anything is imported, with the standard library only until something hangs. The command runs in
+a fork; this process passes on signals, output and exit code. Invariant: it ends at its deadline whatever the
+kernel does with the command, which is then left to the kernel.
 """
 
 from __future__ import annotations

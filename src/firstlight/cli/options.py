@@ -1,8 +1,8 @@
 """From a dataclass and a table of settings to a typer command, with the error boundary around it.
 
-Used by every file of this room. A command is a function of one options dataclass (and, if it takes settings,
-of the `Given` flags), so that its signature stays short however many flags it has. Invariant: this is the
-only place where an exception becomes a message and an exit code; a traceback is shown with --debug only.
+A command is a function of one options dataclass (and, if it takes settings, of the `Given` flags), so that
+its signature stays short however many flags it has. Invariant: this is the only place where an exception
+becomes a message and an exit code; a traceback is shown with --debug only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What stands behind a `--`: arguments that we hand on as they are, to a foreign engine.
 
-Used by `serve`. Invariant: the parser of our own flags never sees them, so that none is mistaken for ours.
+Invariant: the parser of our own flags never sees them, so that none is mistaken for ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`firstlight plan`: what a deployment of a model on some GPUs will need and do, from headers alone.
 
-Registered by `cli.main`. The arithmetic is `facts.planning.deployment`'s, the tables are `plan_output`'s.
-Invariant: nothing is loaded and nothing is fetched; torch is not imported.
+The arithmetic is `facts.planning.deployment`'s, the tables are `plan_output`'s. Invariant: nothing is loaded
+and nothing is fetched; torch is not imported.
 """
 
 from __future__ import annotations

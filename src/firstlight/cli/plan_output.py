@@ -1,6 +1,6 @@
 """The tables of `firstlight plan`.
 
-Called by `plan`. Invariant: every number is the plan's; here they only get units.
+Invariant: every number is the plan's; here they only get units.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Values of the flags of `firstlight plan`: sizes, rates, lists of measured times.
 
-Used by `plan`. Invariant: a value that cannot be read is a `UsageError` that names its flag.
+Invariant: a value that cannot be read is a `UsageError` that names its flag.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`firstlight profile`: where the time of decode steps goes, measured, beside what `plan` predicts.
 
-Registered by `cli.main`. The asking is `bench.engine.step_profile`'s. Invariant: where results are to be
-stored is checked before a server is started or asked.
+The asking is `bench.engine.step_profile`'s. Invariant: where results are to be stored is checked before a
+server is started or asked.
 """
 
 from __future__ import annotations

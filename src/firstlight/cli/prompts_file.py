@@ -1,7 +1,6 @@
 """Prompts in, answers out, as JSON lines: the files of `firstlight run`.
 
-Used by `cli.run`. Invariant: a line that cannot be used is an error that names its number, found before any
-model is loaded.
+Invariant: a line that cannot be used is an error that names its number, found before any model is loaded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`firstlight ps`: the servers of this user on this machine, and where each of their processes is.
 
-Registered by `cli.main`. Invariant: it only reads, so it also tells of a server that hangs.
+Invariant: it only reads, so it also tells of a server that hangs.
 """
 
 from __future__ import annotations

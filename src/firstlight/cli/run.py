@@ -1,7 +1,7 @@
 """`firstlight run`: one prompt, or a file of them, through a model in this process.
 
-Registered by `cli.main`. Invariant: everything a person can get wrong in flags and files is found before the
-model is loaded, and nothing but answers goes to standard output.
+Invariant: everything a person can get wrong in flags and files is found before the model is loaded, and
+nothing but answers goes to standard output.
 """
 
 from __future__ import annotations

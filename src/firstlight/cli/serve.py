@@ -1,7 +1,7 @@
 """`firstlight serve`: flags and a TOML file become an order for the launcher.
 
-Registered by `cli.main`. Invariant: nothing slow is imported before the public socket listens; mostly it does
-already, as `cli.first_answer` has opened it.
+Invariant: nothing slow is imported before the public socket listens; mostly it does already, as
+`cli.first_answer` has opened it.
 """
 
 from __future__ import annotations

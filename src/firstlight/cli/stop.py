@@ -1,6 +1,6 @@
 """`firstlight stop`: end one of this user's servers.
 
-Registered by `cli.main`. Invariant: nothing but a run of our own user is ever signalled.
+Invariant: nothing but a run of our own user is ever signalled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What must not be concluded from this evidence, though it looks like it.
 
-Called by `verdict`. Pure. Each caution is a trap that somebody has stepped into; it is told only when the
-case holds what would mislead.
+Pure. Each caution is a trap that somebody has stepped into; it is told only when the case holds what would
+mislead.
 """
 
 from __future__ import annotations

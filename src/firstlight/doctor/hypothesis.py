@@ -1,8 +1,7 @@
 """What a hypothesis is: a card that says everything about a cause, and a judgement of one case.
 
-Filled by `hypotheses`, read by `verdict` and by the handbook (docs/doctor.md is made of the cards).
-Invariant: a judgement cites evidence for all it claims; a hypothesis for which nothing speaks is at most
-possible, and one with a veto is excluded, whatever else speaks for it.
+docs/doctor.md is made of the cards. Invariant: a judgement cites evidence for all it claims; a hypothesis for
+which nothing speaks is at most possible, and one with a veto is excluded, whatever else speaks for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which looks a case has, and how to take one that it has not.
 
-Called by `verdict`. Pure. Invariant: a look counts as taken only when it covers what it is about: stacks of
-one rank of two are no stacks of all ranks.
+Pure. Invariant: a look counts as taken only when it covers what it is about: stacks of one rank of two are no
+stacks of all ranks.
 """
 
 from __future__ import annotations

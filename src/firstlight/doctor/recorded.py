@@ -1,7 +1,7 @@
 """One event, one verdict: what the supervisor has said of a run stands in the doctor's verdict on it.
 
-Called by `verdict`. Pure. Invariant: the doctor names another cause than the supervisor only where it has
-better evidence, and then both are said.
+Pure. Invariant: the doctor names another cause than the supervisor only where it has better evidence, and
+then both are said.
 """
 
 from __future__ import annotations

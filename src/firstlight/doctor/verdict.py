@@ -1,8 +1,7 @@
 """From a case to one verdict: what the server is, why we think so, what speaks against it, and what to do.
 
-Called by the cli, the supervisor and the tests. Pure. Invariant: a cause is named only with evidence; with
-none that suffices the verdict is "unknown", with the causes that are left, in order, and the looks that
-would decide between them.
+Pure. Invariant: a cause is named only with evidence; with none that suffices the verdict is "unknown", with
+the causes that are left, in order, and the looks that would decide between them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a drafter is worth when the engine hands it the states of the wrong blocks.
 
-Called by `evaluate`. The states of the next blocks (each id plus one) are captured anew for a few held-out
-answers: the commonest fault of integration, measured on this very drafter. Invariant: documents, tokens and
-rounds are those of the drafter's own line.
+The states of the next blocks (each id plus one) are captured anew for a few held-out answers: the commonest
+fault of integration, measured on this very drafter. Invariant: documents, tokens and rounds are those of the
+drafter's own line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stage 3: the target's hidden states for every answer, through the serving path.
 
-Called by `firstlight drafter capture` and `run`. The engine's own runner computes prompt and answer in one
-pass, with the kernels that serve, several documents in a step. Invariant: the tokens are those that the
-engine saw and made; a shard of answers gives one shard of states, whole or not at all.
+The engine's own runner computes prompt and answer in one pass, with the kernels that serve, several documents
+in a step. Invariant: the tokens are those that the engine saw and made; a shard of answers gives one shard of
+states, whole or not at all.
 """
 
 from __future__ import annotations

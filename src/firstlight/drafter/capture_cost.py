@@ -1,7 +1,7 @@
 """What captured states cost: the same steps with and without them, in turns.
 
-Called by `firstlight drafter capture --compare`. Invariant: both engines run the same documents with the same
-kernels, one after the other, so that a busy machine slows both.
+Invariant: both engines run the same documents with the same kernels, one after the other, so that a busy
+machine slows both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The model card of an exported drafter: what it is for, its data, settings and results, in a README.md.
 
-Called by `export`. Invariant: every number comes from a manifest or a report of the run.
+Invariant: every number comes from a manifest or a report of the run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The true chain loop without an engine: drafts from captured states, verified against the answer itself.
 
-Called by `evaluate` and the gates. The answers are greedy, so that what a target step would accept is
-what stands in the answer. Invariant: a proposer sees the states and tokens up to its index and its own
-drafts, nothing later.
+The answers are greedy, so that what a target step would accept is what stands in the answer. Invariant: a
+proposer sees the states and tokens up to its index and its own drafts, nothing later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where training stands: weights, optimiser and data position in one file that appears whole or not at all.
 
-Called by `train`. Invariant: training that goes on from a checkpoint sees the rows that it has not seen, in
-the order that it would have seen them.
+Invariant: training that goes on from a checkpoint sees the rows that it has not seen, in the order that it
+would have seen them.
 """
 
 from __future__ import annotations

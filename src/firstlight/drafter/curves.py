@@ -1,7 +1,6 @@
 """The curves of a training: loss, accuracy of each draft and acceptance length, as JSON and as a picture.
 
-Called by `train` at every checkpoint. Invariant: the JSON has every point; without matplotlib (the extra
-`plots`) only the picture is missing.
+Invariant: the JSON has every point; without matplotlib (the extra `plots`) only the picture is missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The loss of a draft, head included, with as little traffic of [Q, R] values as it needs.
 
-Called by `objective`. Logits over the draft vocabulary are most of what training touches: they are made
-once, and become their own gradient in place, a few rows at a time while these are in the cache. Invariant:
-loss and gradients are those of autograd through the head and the plain formula.
+Logits over the draft vocabulary are most of what training touches: they are made once, and become their own
+gradient in place, a few rows at a time while these are in the cache. Invariant: loss and gradients are those
+of autograd through the head and the plain formula.
 
 Of target distribution p and draft distribution q, both over the draft vocabulary, a row's loss is one of
 - cross-entropy: -sum p log q;

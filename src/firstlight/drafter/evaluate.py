@@ -1,7 +1,6 @@
 """Stage 5: what the drafter is worth, before any server runs, with intervals and baselines beside it.
 
-Called by `firstlight drafter evaluate` and `run`, on held-out documents only. Invariant: every rate
-stands beside its k, and a token that the draft vocabulary lacks counts as a failure.
+Invariant: every rate stands beside its k, and a token that the draft vocabulary lacks counts as a failure.
 """
 
 from __future__ import annotations

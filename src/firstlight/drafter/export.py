@@ -1,9 +1,8 @@
 """Stage 6: the drafter as folders that engines load: native, vLLM, SGLang, speculators, and what llama.cpp's
 converter takes; each is read back.
 
-Called by `firstlight drafter export` and `run`. Weights are the same in every folder; names, layer ids
-and the config follow the engine. Invariant: a folder is kept only if our own strict reader makes the
-same drafter of it.
+Weights are the same in every folder; names, layer ids and the config follow the engine. Invariant: a folder
+is kept only if our own strict reader makes the same drafter of it.
 """
 
 from __future__ import annotations

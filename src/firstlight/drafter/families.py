@@ -1,7 +1,7 @@
 """The built-in prompt families: each makes one user message from a random number generator.
 
-Called by `prompts`. A family is a way of asking; `HELD_OUT` are those that are never trained on, so that
-there is something new to measure with. Invariant: the same seed gives the same prompts.
+A family is a way of asking; `HELD_OUT` are those that are never trained on, so that there is something new to
+measure with. Invariant: the same seed gives the same prompts.
 """
 
 from __future__ import annotations

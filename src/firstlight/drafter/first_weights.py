@@ -1,9 +1,9 @@
 """First weights of a drafter that fit the data already: linear least squares, solved once.
 
-Called by `make_drafter`. The next last state of the target is regressed on the states and the embedded token
-that the drafter gets. The states' part becomes `fc`; the token's part goes through the values of heads that
-look at their own index only. Steps of gradient descent that are worth an epoch are saved by it. Invariant:
-what is fitted has seen documents for training only.
+The next last state of the target is regressed on the states and the embedded token that the drafter gets. The
+states' part becomes `fc`; the token's part goes through the values of heads that look at their own index
+only. Steps of gradient descent that are worth an epoch are saved by it. Invariant: what is fitted has seen
+documents for training only.
 
 Shapes: I indices, X inputs of the regression or of the projections, H hidden, V values that lie between.
 """

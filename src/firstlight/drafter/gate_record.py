@@ -1,7 +1,7 @@
 """What the gates said, kept with the run, so that a gate that was forced open is seen by whoever comes after.
 
-Called by `firstlight drafter run` and `check`; read by the model card. Invariant: a closed gate is passed
-only by force, and that stands in the manifest of `gates`, of the export, and in the card.
+Invariant: a closed gate is passed only by force, and that stands in the manifest of `gates`, of the export,
+and in the card.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Checks in a fixed order, each of which must hold before the next stage's numbers mean anything.
 
-Called by `firstlight drafter check` and `run`. A gate says what it measured and, where it fails, which
-side is at fault. Invariant: a gate measures with what a user has: the target, the captured states and
-the drafter.
+A gate says what it measured and, where it fails, which side is at fault. Invariant: a gate measures with what
+a user has: the target, the captured states and the drafter.
 """
 
 from __future__ import annotations

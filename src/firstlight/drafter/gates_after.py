@@ -1,7 +1,7 @@
 """The gates behind training: offline accuracy, the own loop, the export's probes, and the engine itself.
 
-Called by `firstlight drafter run`, in this order. Invariant: the engine is compared with the own loop over
-the text that it made itself, so that the two differ by the engine alone.
+Invariant: the engine is compared with the own loop over the text that it made itself, so that the two differ
+by the engine alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Stage 2: the target answers the prompts, in this process or on a server, and the exact token ids are kept.
 
-Called by `firstlight drafter generate` and `run`. Writes answers in shards of some hundred prompts, and
-in the same pass (in this process) the shards of their hidden states; what is finished is never made again.
-Invariant:
-text is never tokenised again: prompt and answer are the ids that the engine saw and made.
+Writes answers in shards of some hundred prompts, and in the same pass (in this process) the shards of their
+hidden states; what is finished is never made again. Invariant: text is never tokenised again: prompt and
+answer are the ids that the engine saw and made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Captured states at half their size: int8 with one scale for each channel of each layer.
 
-Called by `shards` and `capture`. The first tokens of a document have values hundreds of times those of the
-others; these rows are kept as they are, or they would leave the rest no bits. Invariant: what is written
-and read again differs from its origin by half a step of its channel and bfloat16's rounding at most.
+The first tokens of a document have values hundreds of times those of the others; these rows are kept as they
+are, or they would leave the rest no bits. Invariant: what is written and read again differs from its origin
+by half a step of its channel and bfloat16's rounding at most.
 
 Shapes: I indices of a shard, C captured states, H hidden, E rows that are kept exactly.
 """

@@ -1,7 +1,7 @@
 """Finds where an answer begins to repeat itself: small models that decode greedily often end in a loop.
 
-Called by `generate` and `evaluate`. A loop is easy to draft, so it would flatter a drafter and teach it
-little. Invariant: an answer in which no run of `RUN` tokens comes back three times is left whole.
+A loop is easy to draft, so it would flatter a drafter and teach it little. Invariant: an answer in which no
+run of `RUN` tokens comes back three times is left whole.
 """
 
 from __future__ import annotations

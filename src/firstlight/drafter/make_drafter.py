@@ -1,7 +1,7 @@
 """A new drafter for a target: its sizes, its draft vocabulary, and weights that start near the target's own.
 
-Called by `train`. The head begins as the target's rows, the last state passes through, and the layer's own
-outputs begin at zero. Invariant: only settings and data decide what is made, not the run.
+The head begins as the target's rows, the last state passes through, and the layer's own outputs begin at
+zero. Invariant: only settings and data decide what is made, not the run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What training minimises and what it reports: soft cross-entropy on the draft vocabulary, and honest
 accuracy.
 
-Called by `train` and `evaluate`. A position whose right token is not in the draft vocabulary has no loss and
-counts as a failure: the drafter can never say it. Invariant: accuracy is against the target's choice among
-all its tokens.
+A position whose right token is not in the draft vocabulary has no loss and counts as a failure: the drafter
+can never say it. Invariant: accuracy is against the target's choice among all its tokens.
 
 Shapes: Q indices that are drafted from, S draft steps, R draft vocabulary, V target vocabulary, H hidden.
 """

@@ -1,8 +1,8 @@
 """From shards of states to the rows that one backward pass takes: several documents side by side, never
 mixed.
 
-Called by `train` and `evaluate`. Invariant: the same seed, epoch and shards give the same rows in the same
-order, so that training goes on where it stopped.
+Invariant: the same seed, epoch and shards give the same rows in the same order, so that training goes on
+where it stopped.
 
 Shapes: T indices of a row, Q indices that are drafted from, C captured states, H hidden.
 """

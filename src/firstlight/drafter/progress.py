@@ -1,7 +1,6 @@
 """Progress of a long stage: done of total, rate and time left, as a bar or as a line every few seconds.
 
-Called by every stage, and by the benchmarks. Invariant: it goes to standard error, and never more than ten
-times a second.
+Invariant: it goes to standard error, and never more than ten times a second.
 """
 
 from __future__ import annotations

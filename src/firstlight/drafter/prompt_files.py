@@ -1,8 +1,8 @@
 """Prompts from files: JSON lines, or a JSON array, of texts, OpenAI messages or ShareGPT conversations.
 
-Called by `prompts`. A conversation is cut behind its last message of a user or a tool: the target gives the
-answer anew. Calls of tools, their definitions, and reasoning stay as they are. Invariant: every record is
-understood whole, or an error names its file, line and number; where bad ones may be skipped they are told.
+A conversation is cut behind its last message of a user or a tool: the target gives the answer anew. Calls of
+tools, their definitions, and reasoning stay as they are. Invariant: every record is understood whole, or an
+error names its file, line and number; where bad ones may be skipped they are told.
 """
 
 from __future__ import annotations

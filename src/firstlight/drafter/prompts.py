@@ -1,8 +1,7 @@
 """Stage 1: what the target will be asked. Writes prompts.jsonl, one conversation a line.
 
-Called by `firstlight drafter prompts` and `run`. Prompts come from the built-in families, from the target
-itself (sampled from an empty user turn) and from files. Invariant: no conversation occurs twice, and a
-held-out one is never marked for training.
+Prompts come from the built-in families, from the target itself (sampled from an empty user turn) and from
+files. Invariant: no conversation occurs twice, and a held-out one is never marked for training.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Several processes that train one drafter: each takes its rows of a step, and the gradients are added up.
 
-Called by `train`. The first rank is the process that was started; it alone writes and speaks. Invariant: with
-one rank nothing here is more than a look at `size`, and with several all of them do the same steps.
+The first rank is the process that was started; it alone writes and speaks. Invariant: with one rank nothing
+here is more than a look at `size`, and with several all of them do the same steps.
 """
 
 from __future__ import annotations

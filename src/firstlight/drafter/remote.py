@@ -1,8 +1,8 @@
 """Answers of a server that speaks the OpenAI protocol, with the exact token ids of prompt and answer.
 
-Called by `generate`. Prompts are sent as token ids, and the ids of the answer must come back: firstlight and
-vLLM give them for `return_token_ids`. Invariant: text is never tokenised again; a server that returns no ids
-is refused, and so is one that read another prompt than it was sent.
+Prompts are sent as token ids, and the ids of the answer must come back: firstlight and vLLM give them for
+`return_token_ids`. Invariant: text is never tokenised again; a server that returns no ids is refused, and so
+is one that read another prompt than it was sent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All stages in their order, each behind the gates that make it worth running.
 
-Called by `firstlight drafter run`. Invariant: a run that is started again does only what is missing.
+Invariant: a run that is started again does only what is missing.
 """
 
 from __future__ import annotations

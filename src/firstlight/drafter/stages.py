@@ -1,8 +1,8 @@
 """The folder of a drafter run, and the manifest that every stage keeps in it.
 
-Called by every stage. A manifest says what a stage was made from (settings, target, the stages before it) and
-which files it finished; a stage that is started again goes on from there. Invariant: a stage never mixes what
-was made with different settings or targets, and a file that its manifest names is whole.
+A manifest says what a stage was made from (settings, target, the stages before it) and which files it
+finished; a stage that is started again goes on from there. Invariant: a stage never mixes what was made with
+different settings or targets, and a file that its manifest names is whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An engine that keeps the hidden states of what it generates: answers and states in one pass.
 
-Called by `generate`. The engine is started and stepped like any other; only its `execute` is wrapped,
-which reads the runner's captured states after each step. Invariant: the states of an answer are those
-of its very tokens, which are compared.
+The engine is started and stepped like any other; only its `execute` is wrapped, which reads the runner's
+captured states after each step. Invariant: the states of an answer are those of its very tokens, which are
+compared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The target of a drafter: opened once, named by the content of its files, with the weights that training
 uses.
 
-Called by every stage that needs the target. Invariant: the rows handed out are those of the checkpoint, in
-float32, whatever layout the engine serves them in.
+Invariant: the rows handed out are those of the checkpoint, in float32, whatever layout the engine serves them
+in.
 """
 
 from __future__ import annotations

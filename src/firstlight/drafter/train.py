@@ -1,8 +1,8 @@
 """Stage 4: trains the drafter with the training-time test, in one loop that can be killed anywhere.
 
-Called by `firstlight drafter train` and `run`. Each epoch takes the shards that are captured when it begins,
-so training may start while answers are still being made. Invariant: what a checkpoint holds is all that the
-rest of the training depends on; rows, order and learning rate follow from it and the settings.
+Each epoch takes the shards that are captured when it begins, so training may start while answers are still
+being made. Invariant: what a checkpoint holds is all that the rest of the training depends on; rows, order
+and learning rate follow from it and the settings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What decides a training, and what only limits a run of it.
 
-Used by `train` and by what starts it. Invariant: two runs with equal settings and data give the same drafter,
-whatever their limits (with `max_minutes`: on equally quick machines).
+Invariant: two runs with equal settings and data give the same drafter, whatever their limits (with
+`max_minutes`: on equally quick machines).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The words of the built-in prompt families. Read by `families`; nothing here is anybody's data."""
+"""The words of the built-in prompt families."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The engine's ends of its sockets: requests in, outputs out, and plans from rank 0 to the other ranks.
 
-ZeroMQ over ipc in the private run directory; one message a frame. Used by `engine.rank`. Invariant: a send
-never waits forever: a peer that does not read within the deadline is an error.
+ZeroMQ over ipc in the private run directory; one message a frame. Invariant: a send never waits forever: a
+peer that does not read within the deadline is an error.
 """
 
 from __future__ import annotations

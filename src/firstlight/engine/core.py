@@ -1,7 +1,6 @@
 """The engine's step: intake, plan, run, sample, apply, emit. Rank 0, or the process of the offline `LLM`.
 
-Owned by `engine.rank` (behind sockets) and by `firstlight.llm` (in process). Invariant: every submitted
-request ends with exactly one output that has a finish reason.
+Invariant: every submitted request ends with exactly one output that has a finish reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How one sequence is sampled. Made by `serve` and `llm`, read by the scheduler and the sampler.
+"""How one sequence is sampled.
 
 Torch-free and serialisable. Invariant: a `SamplingParams` was validated when it was made, so that the engine
 never meets a value out of range.

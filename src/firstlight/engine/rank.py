@@ -1,7 +1,7 @@
 """Entry point of an engine rank: `python -m firstlight.engine.rank --run-dir D --rank R`.
 
-Started by `launch`. Opens its black box before it imports anything that can hang, torch above all. Invariant:
-it never ends silently: where it was is in its box, and its last words are in the run directory.
+Opens its black box before it imports anything that can hang, torch above all. Invariant: it never ends
+silently: where it was is in its box, and its last words are in the run directory.
 """
 
 from __future__ import annotations

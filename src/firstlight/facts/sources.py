@@ -1,7 +1,7 @@
 """Where a model comes from: nothing given (the embedded default), a path, or a hub id; the answer is a path.
 
-Called by the cli before anything else is known of the model. Invariant: what is returned exists locally, and
-a fetched default model has the right size and SHA-256; half-fetched files are never left under a final name.
+Invariant: what is returned exists locally, and a fetched default model has the right size and SHA-256;
+half-fetched files are never left under a final name.
 """
 
 from __future__ import annotations

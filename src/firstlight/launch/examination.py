@@ -1,7 +1,7 @@
 """One examination of a run by the doctor, as the supervisor's watch wants it told.
 
-Imported by `watch` when the first one is due: the doctor with all its rules costs half a second and 20 MB,
-and most runs never need it. Invariant: nothing is remembered from one examination to the next.
+The doctor with all its rules costs half a second and 20 MB, and most runs never need it: whoever wants this
+imports it then. Invariant: nothing is remembered from one examination to the next.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What is left when the supervisor is gone, even by SIGKILL: a few lines that end all that belongs to a run.
 
-Started by `children` before anything else, as a script of its own and with the reading end of a pipe whose
-other end only the supervisor holds: the pipe ends when the supervisor does. Through it the supervisor names
-the processes it sees, as some overwrite the environment in which they carry the run's token. Standard library
-only. Invariant: it ends nothing but processes that carry the token, that were named to it by pid and start
-time, that descend from those or share their session, or that are in the run's own control group, and never
-an ancestor of its own; and after five seconds it says what is left of them.
+It is a script of its own with the reading end of a pipe whose other end only the supervisor holds: the pipe
+ends when the supervisor does. Through it the supervisor names the processes it sees, as some overwrite the
+environment in which they carry the run's token. Standard library only. Invariant: it ends nothing but
+processes that carry the token, that were named to it by pid and start time, that descend from those or share
+their session, or that are in the run's own control group, and never an ancestor of its own; and after five
+seconds it says what is left of them.
 """
 
 from __future__ import annotations

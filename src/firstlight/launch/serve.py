@@ -1,7 +1,7 @@
 """`firstlight serve` without its flags: bind, locate the model, start the children, follow them to the end.
 
-Called by the cli. Invariant: the public socket listens and answers before anything slow begins, and whatever
-happens a Unix socket is removed, and the run directory too, unless it holds the logs of a failure.
+Invariant: the public socket listens and answers before anything slow begins, and whatever happens a Unix
+socket is removed, and the run directory too, unless it holds the logs of a failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The loop of the supervisor: what happened, what to do about it, until nothing of the run is left.
 
-Called by `launch.serve`. All decisions are in `control`, all effects in a `World`; this file only carries
-between them. Invariant: it returns only when every child has ended.
+All decisions are in `control`, all effects in a `World`; this file only carries between them. Invariant: it
+returns only when every child has ended.
 """
 
 from __future__ import annotations

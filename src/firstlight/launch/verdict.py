@@ -1,7 +1,7 @@
 """Why a run ended: one message, one remedy, one exit code, from the deaths of the children. Pure.
 
-Called by the supervisor when all is over. Invariant: the first cause wins over its consequences: an error
-that a user can cause, then a death by signal, then a crash, then the complaint of a rank that lost another.
+Invariant: the first cause wins over its consequences: an error that a user can cause, then a death by signal,
+then a crash, then the complaint of a rank that lost another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """GGUF to a Hugging Face folder that transformers and vLLM load: the work behind `firstlight convert`.
 
-Called by the cli, which brings the tokenizer.json that the room `text` makes. Streams tensor by tensor.
-Invariant: the target appears whole, by one rename, or not at all.
+Streams tensor by tensor. Invariant: the target appears whole, by one rename, or not at all.
 """
 
 from __future__ import annotations

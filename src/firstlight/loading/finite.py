@@ -1,8 +1,7 @@
 """Weights that are not numbers: looked for once, when a model's logits were none.
 
-Asked by `engine.worker.not_numbers`. Every tensor is read once more, in slices of whole heads, and its values
-are made as the model's layers see them. Invariant: memory holds one slice at a time, and what is found is
-named with its tensor and file.
+Every tensor is read once more, in slices of whole heads, and its values are made as the model's layers see
+them. Invariant: memory holds one slice at a time, and what is found is named with its tensor and file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Whether a model can be run as it was asked for, as far as its headers tell: length, step and ranks.
 
-Called by `launch.serve` before any process is started, and by `engine.worker.startup` for everyone else.
 Needs no torch. Invariant: what is refused here is refused with a value that works.
 """
 

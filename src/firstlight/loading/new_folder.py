@@ -1,7 +1,6 @@
 """A model's folder that is new: room for it is looked for first, and it appears whole or not at all.
 
-Used by `convert` and by `firstlight make-model`. Invariant: whatever ends the writing, an error, Ctrl-C or
-SIGTERM, nothing half-written stays.
+Invariant: whatever ends the writing, an error, Ctrl-C or SIGTERM, nothing half-written stays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads the planned bytes, each once, and delivers every tensor as soon as it is complete.
 
-Called by models at start and by `convert`. A thread reads ahead (positioned reads straight into each tensor's
-own memory) while the consumer, which may take long, repacks what came before. Invariant: every `Wanted` is
-delivered exactly once, from the calling thread, in file order; or an error names tensor and file.
+A thread reads ahead (positioned reads straight into each tensor's own memory) while the consumer, which may
+take long, repacks what came before. Invariant: every `Wanted` is delivered exactly once, from the calling
+thread, in file order; or an error names tensor and file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes safetensors files tensor by tensor, in shards, without holding the model in memory.
 
-Used by `convert` and `models.random_model`. Invariant: tensors arrive in exactly the announced order with the
-announced shapes, so the headers written first are true; the order is asserted.
+Invariant: tensors arrive in exactly the announced order with the announced shapes, so the headers written
+first are true; the order is asserted.
 """
 
 from __future__ import annotations

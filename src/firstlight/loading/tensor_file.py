@@ -1,6 +1,5 @@
 """Small safetensors files of several types, read and written whole: hidden states, drafters, optimisers.
 
-Called by `models.eagle3_file` and the room `drafter`; a model's weights go through `reader` instead.
 Invariant: a file that is cut short, or whose header contradicts its content, is an error before a tensor is
 handed out.
 """

@@ -1,8 +1,7 @@
 """Whether a model that says that its ends are tied has an output head of its own all the same.
 
-Asked by whoever is going to read weights: `engine.worker.startup`, a draft model, and the pipeline of
-drafters. transformers compares `lm_head.weight` with the embedding and ties them only where they are equal;
-so do we. Invariant: both are read at most once, in pieces, and only where both are there.
+transformers compares `lm_head.weight` with the embedding and ties them only where they are equal; so do we.
+Invariant: both are read at most once, in pieces, and only where both are there.
 """
 
 from __future__ import annotations

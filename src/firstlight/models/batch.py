@@ -1,6 +1,6 @@
 """What a forward pass runs on: the tensors of one step, passed as an argument to every layer.
 
-Made by `engine.worker.model_runner` from a step plan, read by models. There is no global context beside it.
+There is no global context beside it.
 
 Shapes: T tokens in the step, D head size, L logit rows, K KV heads, C captured layers, H hidden, R values of
 a row of the pool (see `ops.kv_rows`).

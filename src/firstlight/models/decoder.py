@@ -1,8 +1,7 @@
 """The decoder-only transformer that all architectures share: pre-norm blocks over a residual stream.
 
-An architecture's file states what is its own, and returns a `Decoder`. Called by
-`engine.worker.model_runner`. Invariant: the residual stream is float32, whatever the layouts of the weights
-are.
+An architecture's file states what is its own, and returns a `Decoder`. Invariant: the residual stream is
+float32, whatever the layouts of the weights are.
 
 Shapes: T tokens in the step, H hidden, L logit rows, V vocabulary, C captured layers.
 """

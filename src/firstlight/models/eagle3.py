@@ -1,9 +1,8 @@
 """The EAGLE-3 drafter: one decoder layer that predicts tokens from a target's hidden states.
 
-Used by training (`firstlight.drafter`) and by serving, so that both compute the same. Index j takes the
-target's state h_j and the token x_{j+1}, and predicts x_{j+2}; its rotary position is j. The next draft takes
-the drafter's own output in place of a state. Invariant: `unroll` (training) and `advance` (serving) give the
-same numbers for the same index, whatever stands after it.
+Index j takes the target's state h_j and the token x_{j+1}, and predicts x_{j+2}; its rotary position is j.
+The next draft takes the drafter's own output in place of a state. Invariant: `unroll` (training) and
+`advance` (serving) give the same numbers for the same index, whatever stands after it.
 
 Shapes: T indices, C captured states, H hidden, N heads, K key-value heads, D head size, V target vocabulary,
 R draft vocabulary, Q indices that are drafted from.

@@ -1,6 +1,6 @@
 """A drafter's configuration and tensor names, as they stand in a folder of the raw dialect.
 
-Called by `eagle3_file`. Invariant: what is written here is read back as the same.
+Invariant: what is written here is read back as the same.
 """
 
 from __future__ import annotations

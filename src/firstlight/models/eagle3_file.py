@@ -1,8 +1,8 @@
 """Drafter checkpoints: a folder with config.json and safetensors, read strictly; and written, as our own.
 
-Called by serving and by the room `drafter`. Invariant: every tensor of the file is used, every parameter
-of the drafter comes from the file, and each has the shape that the configuration demands; or an error
-names file, tensor and likely cause. Nothing is skipped and nothing is left as it was initialised.
+Invariant: every tensor of the file is used, every parameter of the drafter comes from the file, and each has
+the shape that the configuration demands; or an error names file, tensor and likely cause. Nothing is skipped
+and nothing is left as it was initialised.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The EAGLE-3 drafter whose layer has latent attention, as DeepSeek's and Kimi's published ones have.
 
-Made by `make_drafter`, for training and serving alike. Invariant: everything but attention is that of
-`eagle3.Eagle3Drafter`. Attention is in the absorbed form: a key is the latent with the rotary key behind it,
-a value is the latent, of one key-value head.
+Invariant: everything but attention is that of `eagle3.Eagle3Drafter`. Attention is in the absorbed form: a
+key is the latent with the rotary key behind it, a value is the latent, of one key-value head.
 
 Shapes: T indices, N heads, L latent, V values of a head; R values of a query that turn, U that do not.
 """

@@ -1,7 +1,6 @@
 """Rows of packed sequences for EAGLE-3's training-time test, and the attention that it unrolls with.
 
-Used by `models.eagle3` and by what packs rows for it. Invariant: a query sees its own sequence up to its own
-index, and its own earlier drafts, and nothing else.
+Invariant: a query sees its own sequence up to its own index, and its own earlier drafts, and nothing else.
 
 Shapes: T indices of a row, Q of them that are drafted from, S keys, N heads, K key-value heads, G heads of
 one of these, D head size.

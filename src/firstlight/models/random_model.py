@@ -1,8 +1,8 @@
 """Models of random weights, of any size: folders with real tensor names, nesting and configuration.
 
-Called by `firstlight make-model` and by tests: a family whose weights fit nowhere near is served, sharded and
-measured by a small one of its shape. Invariant: the folder holds every tensor that the description's own
-model declares, and no other; the same description and seed give the same values.
+A family whose weights fit nowhere near is served, sharded and measured by a small one of its shape.
+Invariant: the folder holds every tensor that the description's own model declares, and no other; the same
+description and seed give the same values.
 """
 
 from __future__ import annotations

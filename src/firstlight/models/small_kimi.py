@@ -1,7 +1,7 @@
 """Kimi-K2.5 in small: its architecture in its own proportions, as large as is asked for.
 
-Called by `firstlight make-model` and by tests. Invariant: what is switched on in Kimi-K2.5 is switched on
-here (queries of low rank, latents, a dense layer first, sigmoid routing with a bias, a shared expert, yarn).
+Invariant: what is switched on in Kimi-K2.5 is switched on here (queries of low rank, latents, a dense layer
+first, sigmoid routing with a bias, a shared expert, yarn).
 
 Its own sizes, to which the proportions are: hidden 7168, queries' rank 1536, latent 512, dense 18432, experts
 2048 wide.

@@ -1,6 +1,5 @@
 """How the pool holds keys and values: as floats of some type, or as 8-bit codes with a scale.
 
-Used by `engine.worker.kv_pool` for sizes, by the models and `reference` for writing and reading;
 `cpu/native/kv.h` does the same in our own kernels. An int8 row is one token's key or value of one KV head:
 its codes, and behind them the bytes of a float32 scale, of the largest one's code in 16 bits, and of its
 place, where the codes have a 0: a few coordinates of a key are far larger than the others, and would coarsen

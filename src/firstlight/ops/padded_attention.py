@@ -1,11 +1,10 @@
 """Attention of sequences with many rows, as batches for scaled_dot_product_attention.
 
-Used by `cpu` for prompts and by `cuda` for everything. A long chunk is cut into blocks of rows, each of which
-looks only at the history up to its own end: causal attention without computing the masked half. Blocks whose
-row counts and lengths round up to the same powers of two are padded to one batch, so that the number of
-operator calls grows with the logarithm of the sizes and not with the number of sequences. The history is
-gathered from the pool once a block and layer: a cost of one read for all its rows. Not row-invariant: the
-blocking inside the operator follows the shapes.
+A long chunk is cut into blocks of rows, each of which looks only at the history up to its own end: causal
+attention without computing the masked half. Blocks whose row counts and lengths round up to the same powers
+of two are padded to one batch, so that the number of operator calls grows with the logarithm of the sizes and
+not with the number of sequences. The history is gathered from the pool once a block and layer: a cost of one
+read for all its rows. Not row-invariant: the blocking inside the operator follows the shapes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Where the ranks of a run meet before they can reach each other: each leaves words in a file.
 
-The file lies in the run's private directory. Called by `collectives.join`. Invariant: whoever is missing
-after the deadline is named.
+The file lies in the run's private directory. Invariant: whoever is missing after the deadline is named.
 """
 
 from __future__ import annotations

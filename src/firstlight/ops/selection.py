@@ -1,7 +1,6 @@
 """What the sampler asks of rows of logits: the largest of each, or the first so many of some.
 
-Used by `engine.sampling.sampler`; `cpu.native_selection` does the same in our own kernels. Invariant: of
-equal values the lower token id comes first, and a row that holds a NaN has NaN as its largest.
+Invariant: of equal values the lower token id comes first, and a row that holds a NaN has NaN as its largest.
 
 Shapes: L rows, V vocabulary, R chosen rows, C candidates.
 """

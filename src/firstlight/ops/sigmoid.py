@@ -1,7 +1,7 @@
 """silu and sigmoid whose bits do not depend on where a row lies in memory or how many rows there are.
 
-Used by `reference` and `routing`. PyTorch's vector and scalar versions differ in the last bit. Invariant:
-they run on pieces that start at a vector and stay on one thread.
+PyTorch's vector and scalar versions differ in the last bit. Invariant: they run on pieces that start at a
+vector and stay on one thread.
 """
 
 from __future__ import annotations

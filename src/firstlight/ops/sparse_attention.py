@@ -3,7 +3,7 @@
 A row of scores is a row of a sparse matrix: sampled dense-dense product for q K^T at the slots that the row
 may see, softmax, and a weighted embedding bag for p V. Both read K and V where they lie in the paged pool,
 and compute every row by itself, in the order of its positions; so a row's bits depend on nothing but its own
-sequence. Used by `reference` (all rows) and by `cpu` (sequences with few rows in the step).
+sequence.
 
 A row of length n is padded to the next of 64, 128, 256, 512 and then of four steps an octave (640, 768, 896,
 1024, 1280, …): rows of one bucket share three operator calls, and

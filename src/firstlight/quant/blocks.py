@@ -1,7 +1,7 @@
 """What the 32-value block formats share: taking scales, bytes and nibbles out of raw blocks.
 
-Used by `q8_0`, `q4_0`, `q4_1` and `scaled`. Shapes: N rows, B blocks a row, K = 32 B values a row. Invariant:
-every function works on any number of rows with a fixed number of torch operations.
+Shapes: N rows, B blocks a row, K = 32 B values a row. Invariant: every function works on any number of rows
+with a fixed number of torch operations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A quantised matrix from the tensors that a safetensors file stores it in: parts to blocks of one format.
 
-Called by `loading.reader` when the last part of a slice has arrived. Adding a packing is one file, one line
-here and one in `facts.checkpoint.packings`. Invariant: a slice gives the bytes that the same slice of the
-whole has, and nothing is rounded.
+Adding a packing is one file, one line here and one in `facts.checkpoint.packings`. Invariant: a slice gives
+the bytes that the same slice of the whole has, and nothing is rounded.
 
 Shapes: N rows and K columns of the slice, B blocks of a row.
 """

@@ -1,7 +1,7 @@
 """The parts of one slice of a quantised matrix, with the arithmetic of which element stands for what.
 
-Used by every packing. A part may begin before the slice and end behind it, where one element stands for
-several rows or columns. Invariant: `codes` and `grid` give exactly the slice.
+A part may begin before the slice and end behind it, where one element stands for several rows or columns.
+Invariant: `codes` and `grid` give exactly the slice.
 
 Shapes: N rows and K columns of the slice, B blocks of a row.
 """

@@ -1,7 +1,7 @@
 """The formats by name, and the one question everyone asks: the values of a weight.
 
-Used by `loading.convert`, `ops` and the tests. Adding a format is one file, one line here and one line in
-`facts.checkpoint.formats`. Invariant: the names here are the names in `facts.checkpoint.formats.SUPPORTED`.
+Adding a format is one file, one line here and one line in `facts.checkpoint.formats`. Invariant: the names
+here are the names in `facts.checkpoint.formats.SUPPORTED`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the formats share whose blocks begin with a scale in float32: of weights stored in several tensors.
 
-Used by `int4`, `int4_zero`, `int8`, `fp8` and `fp4`, and by the packings that make their blocks. Invariant:
-nothing is rounded but the float32 product of a value and its scale.
+Invariant: nothing is rounded but the float32 product of a value and its scale.
 
 Shapes: N rows, B blocks of a row, K values of a row.
 """

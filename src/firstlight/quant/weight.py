@@ -1,8 +1,7 @@
 """A weight as the checkpoint stores it: the raw blocks, with their format and shape.
 
-Made by `loading.reader`, turned into a fast layout by `ops` and `models.layers`. Invariant: `raw` holds the
-file's own bytes (rows in Hugging Face order), or those of several tensors put together to blocks by
-`packings`; nothing has been rounded yet.
+Invariant: `raw` holds the file's own bytes (rows in Hugging Face order), or those of several tensors put
+together to blocks by `packings`; nothing has been rounded yet.
 """
 
 from __future__ import annotations

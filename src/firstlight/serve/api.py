@@ -1,7 +1,7 @@
 """Entry point of the api process: `python -m firstlight.serve.api --run-dir D --fd N --control-fd M`.
 
-Started by `launch` with the public socket, which already listens. Opens its black box before it imports
-anything that can hang. Invariant: it never ends silently: its last words are in the run directory.
+Opens its black box before it imports anything that can hang. Invariant: it never ends silently: its last
+words are in the run directory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The application: routes and their descriptions for /docs.
 
-Made by `serve.api` and by tests through `make_app`. Invariant: every route stands here, and what it takes and
-gives is described where it stands.
+Invariant: every route stands here, and what it takes and gives is described where it stands.
 """
 
 from __future__ import annotations

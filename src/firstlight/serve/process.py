@@ -1,7 +1,7 @@
 """The api process from its imports to its end: what the handlers share, the HTTP side, the event loop.
 
-Called by `serve.api`, and in parts by tests. Invariant: on SIGTERM it answers new requests with 503, lets
-open ones finish within `drain_s`, and closes the socket for everybody.
+Invariant: on SIGTERM it answers new requests with 503, lets open ones finish within `drain_s`, and closes the
+socket for everybody.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The api process in front of a foreign engine: `python -m firstlight.serve.relay --run-dir D --fd N …`.
 
-Started by `launch` with the public socket, which already listens; hands requests on to the engine, which
-listens for us alone. Obeys the supervisor as our own api process does. Invariant: it never ends silently: its
-last words are in the run directory.
+It gets the public socket, which already listens, and hands requests on to the engine, which listens for us
+alone. Obeys the supervisor as our own api process does. Invariant: it never ends silently: its last words are
+in the run directory.
 """
 
 from __future__ import annotations

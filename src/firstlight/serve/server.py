@@ -1,7 +1,6 @@
 """What the handlers share: the configuration, the text side, the engine's client, the figures.
 
-Made once by `serve.api` (and by tests) and handed to every handler. Invariant: it holds no state of a
-request.
+Invariant: it holds no state of a request.
 """
 
 from __future__ import annotations

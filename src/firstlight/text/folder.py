@@ -1,6 +1,6 @@
 """The tokenizer files of a Hugging Face folder: tokenizer.json or Kimi's, tokenizer_config.json, templates.
 
-Called by `text.model`. Invariant: what a file says wrongly is an error that names the file, never a guess.
+Invariant: what a file says wrongly is an error that names the file, never a guess.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The tokenizer inside a GGUF file, as a `tokenizers.Tokenizer`.
 
-Called by `text.model` and, for tokenizer.json, by `firstlight convert`. Two families: byte-level BPE
-(tokenizer.ggml.model "gpt2") and SentencePiece BPE with scores ("llama"). Invariant: token ids are the
-positions in tokenizer.ggml.tokens, so that they are rows of the embedding.
+Two families: byte-level BPE (tokenizer.ggml.model "gpt2") and SentencePiece BPE with scores ("llama").
+Invariant: token ids are the positions in tokenizer.ggml.tokens, so that they are rows of the embedding.
 """
 
 from __future__ import annotations

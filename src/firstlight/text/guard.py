@@ -1,9 +1,9 @@
 """What users write cannot become a control token: "<|im_end|>" inside a message stays text.
 
-Used by `text.model` where a chat is rendered and tokenised. Before the template runs, a mark is put inside
-each special token's text that stands in a message or a variable; what comes out of the template with a mark
-was written by a user, what has none by the template. Invariants: without such text nothing here runs but a
-search for a few short strings; and with it, everything else gets the token ids that it would get anyway.
+Before the template runs, a mark is put inside each special token's text that stands in a message or a
+variable; what comes out of the template with a mark was written by a user, what has none by the template.
+Invariants: without such text nothing here runs but a search for a few short strings; and with it, everything
+else gets the token ids that it would get anyway.
 
 Not covered: a template that joins a message's pieces to a special token which was not there before.
 """

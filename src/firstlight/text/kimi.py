@@ -1,8 +1,7 @@
 """Kimi's tokenizer from its own files: tiktoken.model and the special tokens of tokenizer_config.json.
 
-Called by `text.folder`; `KIMI_TOKENS` also by `text.kimi_writer`. The folder's tokenization_kimi.py, which
-other engines run, is read as text at most: its constants stand here. Invariant: token ids are those of that
-code, or the folder is refused because it splits or numbers otherwise.
+The folder's tokenization_kimi.py, which other engines run, is read as text at most: its constants stand here.
+Invariant: token ids are those of that code, or the folder is refused because it splits or numbers otherwise.
 
 One difference, by intent: that code cuts runs of more than 25,000 characters without a space before it
 splits them, and texts every 400,000 characters, to spare an old tiktoken; here nothing is cut.

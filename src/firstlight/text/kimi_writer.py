@@ -1,8 +1,7 @@
 """The text files of a small model in the shape of Kimi: ranks, special tokens, chat template.
 
-Called by `firstlight make-model` and by tests, beside `models.random_model`. Invariant: names and order of
-the special tokens are the publisher's, the ids counted from the end of the (few) ranks; the template is our
-own, in the publisher's markup.
+Invariant: names and order of the special tokens are the publisher's, the ids counted from the end of the
+(few) ranks; the template is our own, in the publisher's markup.
 """
 
 from __future__ import annotations

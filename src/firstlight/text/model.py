@@ -1,7 +1,6 @@
 """The text side of a model: tokenizer, special tokens and chat template, from a GGUF file or a folder.
 
-Made once by the api process, by `LLM` and by `firstlight convert`. Invariant: what it answers never changes
-after `load`, and it may be used from several threads.
+Invariant: what it answers never changes after `load`, and it may be used from several threads.
 """
 
 from __future__ import annotations

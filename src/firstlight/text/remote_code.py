@@ -1,8 +1,7 @@
 """A tokenizer made by code that came with the model, through transformers. Only with --trust-remote-code.
 
-Called by `text.folder`. Invariant: nothing of the folder is run unless a person asked for it; and what its
-code makes becomes a `tokenizers.Tokenizer` like every other, with the same token ids for texts of all kinds,
-or is refused.
+Invariant: nothing of the folder is run unless a person asked for it; and what its code makes becomes a
+`tokenizers.Tokenizer` like every other, with the same token ids for texts of all kinds, or is refused.
 """
 
 from __future__ import annotations

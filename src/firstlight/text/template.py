@@ -1,8 +1,8 @@
 """Chat templates: sandboxed Jinja with the functions that Hugging Face templates expect, and a budget.
 
-Called by `text.model`. A template is a program from the model file; messages and `chat_template_kwargs` come
-from clients. Invariant: rendering ends: loops and macro calls are counted, time and output are limited, and
-multiplication cannot make large values.
+A template is a program from the model file; messages and `chat_template_kwargs` come from clients. Invariant:
+rendering ends: loops and macro calls are counted, time and output are limited, and multiplication cannot make
+large values.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A file of tiktoken ranks (one token a line: base64, space, rank) as byte-level BPE.
 
-Called by `text.kimi` and `text.remote_code`; `write_ranks` by tests and `firstlight make-model`. tiktoken
-joins the two neighbours whose joined bytes have the lowest rank, and takes a word that is a token as it
-stands; as a list of merges that is every way to cut every token in two, lowest rank first. Invariant: a
+tiktoken joins the two neighbours whose joined bytes have the lowest rank, and takes a word that is a token as
+it stands; as a list of merges that is every way to cut every token in two, lowest rank first. Invariant: a
 token's id is its rank, and no rank below their number is missing.
 """
 

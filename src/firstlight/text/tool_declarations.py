@@ -1,8 +1,7 @@
 """Definitions of functions as TypeScript-like text, as Kimi-K2.5 and later were taught to read them.
 
-Called by `text.model` for templates that ask for `tools_ts_str`; the publisher's own code for it is never
-run. Invariant: the text is that of the published encoder, or there is none and the template shows JSON, as
-there.
+The publisher's own code for these declarations is never run. Invariant: the text is that of the published
+encoder, or there is none and the template shows JSON, as there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Bytes and specials of single tokens, as the tokenizer's own decoder sees them.
 
-Used by `text.detokenizer` for streams and by `text.model` for log-probabilities, and there on every tokenizer
-`take_whole`. Two families of decoders: "bytes" (byte-level BPE: every token is a run of bytes) and "pieces"
-(SentencePiece: words with U+2581 for a space, and single bytes as <0x..>). Invariant: in the family "bytes",
-the text of a sequence is the lossy UTF-8 decoding of its tokens' bytes, joined.
+Two families of decoders: "bytes" (byte-level BPE: every token is a run of bytes) and "pieces" (SentencePiece:
+words with U+2581 for a space, and single bytes as <0x..>). Invariant: in the family "bytes", the text of a
+sequence is the lossy UTF-8 decoding of its tokens' bytes, joined.
 """
 
 from __future__ import annotations

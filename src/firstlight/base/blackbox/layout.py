@@ -6,10 +6,10 @@
     phases    a log of the phases entered; it never wraps, and says how many entries found no room
     rings     the latest events of up to four threads, one ring each
 
-Every value is an aligned 64-bit word of the machine's own byte order, stored and loaded as a whole, so that
-C code can write a counter too. A record (name, phase, event) is valid when its *commit* word, written last,
+Every value is an aligned 64-bit word of the machine's own byte order, stored and loaded as a whole, so that C
+code can write a counter too. A record (name, phase, event) is valid when its *commit* word, written last,
 holds its number counted from one; the writer zeroes that word first, so that a record which was cut short is
-seen as such. Used by `writer` and `reader`. Invariant: nothing but this file knows an offset.
+seen as such. Invariant: nothing but this file knows an offset.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Reading a black box while its process runs, hangs, or is long dead.
 
-Called by the supervisor, the doctor and `firstlight blackbox`. It maps the file for reading only and never
-makes the writer wait. A record that is being written is read again a bounded number of times; then it is
-left out, and a note says that the writer died or was stopped inside it. Invariant: every record returned was
-whole.
+It maps the file for reading only and never makes the writer wait. A record that is being written is read
+again a bounded number of times; then it is left out, and a note says that the writer died or was stopped
+inside it. Invariant: every record returned was whole.
 """
 
 from __future__ import annotations

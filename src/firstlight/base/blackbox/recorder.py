@@ -1,6 +1,5 @@
 """What code needs of a black box, and the one that records nothing.
 
-Taken by the engine's core and by the collectives, which run in an offline process without a box too.
 Invariant: no method fails, waits or takes more than a microsecond or two.
 """
 

@@ -1,8 +1,8 @@
 """Where the boxes of a run are: on a memory file system while it runs, beside its logs afterwards.
 
 `RUN_DIR/boxes` is a folder if the run directory is on tmpfs, and a link into /dev/shm otherwise: on a disk,
-the kernel may make the writer of a mapped page wait. Used by the supervisor, which makes and keeps them, and
-by each process for its own. Invariant: readers use `RUN_DIR/boxes` and need not know.
+the kernel may make the writer of a mapped page wait. Invariant: readers use `RUN_DIR/boxes` and need not
+know.
 """
 
 from __future__ import annotations

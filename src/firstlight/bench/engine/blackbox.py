@@ -1,8 +1,8 @@
 """`firstlight bench blackbox`: what writing a black box costs, alone and in the throughput of the engine.
 
-Called by the cli. Each write is timed in a loop, the loop included; the engine runs the same requests with a
-box and without one, a step each in turns, so that a neighbour's load meets both. Invariant: both engines
-share one model, and nothing but the recorder differs.
+Each write is timed in a loop, the loop included; the engine runs the same requests with a box and without
+one, a step each in turns, so that a neighbour's load meets both. Invariant: both engines share one model, and
+nothing but the recorder differs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine in this process, as the benchmarks of its inside need it: no sockets, no text, plans by hand.
 
-Used by `bench offline` and `bench quality`. Invariant: it is started by `engine.worker.startup` like any
-other engine, so what is measured is what is served.
+Invariant: it is started by `engine.worker.startup` like any other engine, so what is measured is what is
+served.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`firstlight bench offline`: prefill and decode of the engine in this process, over batch and length.
 
-Called by the cli. Beside tokens a second it says which share of the machine's measured memory bandwidth and
-matrix rate that is. Invariant: the bytes and operations counted are those the checkpoint makes necessary
-(each weight as the file has it, read once a step; the KV of the context), whatever layout the engine uses,
-so that figures of different layouts can be compared.
+Beside tokens a second it says which share of the machine's measured memory bandwidth and matrix rate that is.
+Invariant: the bytes and operations counted are those the checkpoint makes necessary (each weight as the file
+has it, read once a step; the KV of the context), whatever layout the engine uses, so that figures of
+different layouts can be compared.
 """
 
 from __future__ import annotations

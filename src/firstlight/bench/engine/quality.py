@@ -1,8 +1,7 @@
 """`firstlight bench quality`: how far the fast layouts are from float32, in KL a token on real texts.
 
-Called by the cli. The reference is the same model in float32, which rounds nothing. Invariant: every
-position of every text counts once for each number of rows, because a layout may differ by how many rows a
-step has.
+The reference is the same model in float32, which rounds nothing. Invariant: every position of every text
+counts once for each number of rows, because a layout may differ by how many rows a step has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The longer half of `bench quality`: perplexity on a long text, and greedy answers to fifty questions.
 
-Used by `bench.engine.quality`. Invariant: both engines see the same tokens in the same windows, and an answer
-ends where its own engine ends it.
+Invariant: both engines see the same tokens in the same windows, and an answer ends where its own engine ends
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`firstlight bench scheduler`: the Python time of a step's bookkeeping, with short and long queues.
 
-Called by the cli; loads no torch and no model. Invariant: only full decode steps are counted, from `plan` to
-`stats`, which is all that the scheduler does in a step.
+Invariant: only full decode steps are counted, from `plan` to `stats`, which is all that the scheduler does in
+a step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`firstlight bench speculation`: the same answers with each drafter and without, side by side.
 
-Called by the cli. Each drafter has an engine of its own in this process, and all take their turns in every
-round, so that a noisy machine is noisy for all. An answer ends where it would begin to repeat itself: loops
-are easy to guess. Invariant: a speed stands beside the acceptance and the k it came with, and beside whether
-the answers were the same tokens.
+Each drafter has an engine of its own in this process, and all take their turns in every round, so that a
+noisy machine is noisy for all. An answer ends where it would begin to repeat itself: loops are easy to guess.
+Invariant: a speed stands beside the acceptance and the k it came with, and beside whether the answers were
+the same tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `firstlight plan` predicts for the decode steps that were profiled: bytes over rates, and latencies.
 
-Used by `step_profile_report`. Invariant: the arithmetic is `facts.planning.decode_time`'s; a rate that nobody
-gave is named as measured or assumed.
+Invariant: the arithmetic is `facts.planning.decode_time`'s; a rate that nobody gave is named as measured or
+assumed.
 """
 
 from __future__ import annotations

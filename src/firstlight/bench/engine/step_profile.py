@@ -1,7 +1,7 @@
 """Asks a server where the time of its decode steps goes, with load of our own or without.
 
-Called by `firstlight profile`. Invariant: load that was started here has ended when the profile is there,
-and a profile without any decode step is an error that says so.
+Invariant: load that was started here has ended when the profile is there, and a profile without any decode
+step is an error that says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`firstlight bench collectives`: how long the engine's all-reduce takes, by size and by what carries it.
 
-Called by the cli. The ranks are processes that join as an engine's do; this one is rank 0. What is compared
-takes turns. Invariant: the sums that are timed are those that layers call, through `ops.collectives`.
+The ranks are processes that join as an engine's do; this one is rank 0. What is compared takes turns.
+Invariant: the sums that are timed are those that layers call, through `ops.collectives`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What this machine can do at best with plain torch operators: read memory, multiply matrices. Measured now.
 
-Used by `bench offline` and `profile` to say how much of it the engine reaches. Invariant: the figures are
-the best of several passes in this process with its threads, so that a share above 1 can only come from a
-noisy neighbour.
+Invariant: the figures are the best of several passes in this process with its threads, so that a share above
+1 can only come from a noisy neighbour.
 """
 
 from __future__ import annotations

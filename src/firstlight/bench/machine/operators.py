@@ -1,9 +1,8 @@
 """`firstlight bench operators`: each of our own CPU operators over a model's shapes, beside the machine.
 
-Called by the cli. The operators are those of the engine's recorded step: all layers' operators of a kind run
-one after the other, and before each run other memory is read, so that weights come from memory as in a step.
-Invariant: the limits (bytes read, 8-bit multiplications) are measured by the same threads, between the
-operators.
+The operators are those of the engine's recorded step: all layers' operators of a kind run one after the
+other, and before each run other memory is read, so that weights come from memory as in a step. Invariant: the
+limits (bytes read, 8-bit multiplications) are measured by the same threads, between the operators.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests and streamed answers of the OpenAI completion APIs, as a load generator needs them.
 
-Used by the serving benchmark and the soak. Works with any such server. Invariant: whatever a server sends,
-the result is a record or an error text, never an exception.
+Works with any such server. Invariant: whatever a server sends, the result is a record or an error text, never
+an exception.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A light HTTP/1.1 client for load generation: keep-alive connections and server-sent events, on asyncio.
 
-Used by the serving benchmark and the soak. It shares the cores of the server it measures, so it does per
-chunk only what must be done at once: note the time and cut the events; decoding comes later. Invariant:
-cancelling a request closes its connection, which is how a client that goes away looks to the server.
+It shares the cores of the server it measures, so it does per chunk only what must be done at once: note the
+time and cut the events; decoding comes later. Invariant: cancelling a request closes its connection, which is
+how a client that goes away looks to the server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two ways to put a server under load: closed loop (so many at a time) and open loop (so many a second).
 
-Used by the serving benchmark. Invariant: an open loop never waits for the server: requests leave when they
-are due, however slow the answers are.
+Invariant: an open loop never waits for the server: requests leave when they are due, however slow the answers
+are.
 """
 
 from __future__ import annotations

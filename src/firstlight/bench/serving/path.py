@@ -1,7 +1,7 @@
 """`firstlight bench path`: what tokenising, HTTP and scheduling take from the cores that compute.
 
-Called by the cli; starts a server of its own and puts it under a closed loop of chat requests. Invariants:
-the share is of full decode steps only, and the client's own cost is in no figure.
+It starts a server of its own and puts it under a closed loop of chat requests. Invariants: the share is of
+full decode steps only, and the client's own cost is in no figure.
 """
 
 from __future__ import annotations

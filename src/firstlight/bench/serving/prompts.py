@@ -1,8 +1,7 @@
 """Prompts for load: synthetic ones of a fixed length, or those of a JSONL file.
 
-Used by the serving benchmark and the soak. Invariant: the same seed gives the same prompts, and two
-synthetic prompts share nothing but the prefix that was asked for, so that a prefix cache helps only where
-it is meant to.
+Invariant: the same seed gives the same prompts, and two synthetic prompts share nothing but the prefix that
+was asked for, so that a prefix cache helps only where it is meant to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A server as a benchmark's subject, `firstlight serve` or another: started, watched from outside, ended.
 
-Used by the startup benchmark, the soak and the comparisons with peers. Linux only, as it reads /proc.
-Invariant: leaving the `with` block ends the server and everything it started, and so does our own end.
+Linux only, as it reads /proc. Invariant: leaving the `with` block ends the server and everything it started,
+and so does our own end.
 """
 
 from __future__ import annotations

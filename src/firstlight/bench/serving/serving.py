@@ -1,7 +1,7 @@
 """`firstlight bench serving`: load on an OpenAI-compatible server, and what its users would have felt.
 
-Called by the cli; loads no torch. Invariant: warm-up requests are in no number, and what shares the machine
-with the server, namely this client, says what it cost.
+Invariant: warm-up requests are in no number, and what shares the machine with the server, namely this client,
+says what it cost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From the records of a load to its report: distributions, throughput, goodput, and the picture of them.
 
-Used by `bench.serving.serving`. Invariant: rates are over the whole measured time, from the first request due
-to the last one answered, and failed requests are counted beside them, never left out silently.
+Invariant: rates are over the whole measured time, from the first request due to the last one answered, and
+failed requests are counted beside them, never left out silently.
 """
 
 from __future__ import annotations

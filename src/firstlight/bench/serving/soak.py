@@ -1,7 +1,7 @@
 """`firstlight bench soak`: mixed traffic for a while, then: is every page free again, and is memory flat?
 
-Called by the cli; starts a server of its own. Invariant: it passes only if nothing failed, nothing was left
-in the engine, the log holds no traceback and memory did not grow after the first quarter of the time.
+Invariant: it passes only if nothing failed, nothing was left in the engine, the log holds no traceback and
+memory did not grow after the first quarter of the time.
 """
 
 from __future__ import annotations

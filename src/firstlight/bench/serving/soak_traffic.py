@@ -1,7 +1,7 @@
 """The mixed traffic of a soak: requests of every kind, many of them broken off by their client.
 
-Used by `bench.serving.soak`. What is sent is drawn by a pure function of a seeded generator. Invariant: every
-exchange ends in one of the outcomes named here, and "failed" keeps its reason.
+What is sent is drawn by a pure function of a seeded generator. Invariant: every exchange ends in one of the
+outcomes named here, and "failed" keeps its reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where a Python process spends its processor time, by samples of its stack: which package, which file.
 
-Used by `bench.serving.path`. Runs `py-spy record`, which must be installed. Invariant: a sample counts for
-the innermost frame that belongs to something a reader knows, so that the shares add up to one.
+Runs `py-spy record`, which must be installed. Invariant: a sample counts for the innermost frame that belongs
+to something a reader knows, so that the shares add up to one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`firstlight bench startup`: from the launch to the port, to ready and to the first token, by phase.
 
-Called by the cli; launches the server as a user would. Invariant: every run is a new process, and the report
-says whether the model's file was in the page cache.
+Invariant: every run is a new process, and the report says whether the model's file was in the page cache.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Evidence and cases: everything one examination learnt, with typed look-ups.
 
-Filled by `collect.run`, read by motion, wait-for graph and hypotheses; a bundle is a `Case` as JSON. All that
-moves is looked at twice (`look` 0 and 1), at least two seconds apart. Invariant: a case that was written and
-read again is equal to itself, so a verdict can be replayed anywhere.
+A bundle is a `Case` as JSON. All that moves is looked at twice (`look` 0 and 1), at least two seconds apart.
+Invariant: a case that was written and read again is equal to itself, so a verdict can be replayed anywhere.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What must never stand in evidence: values that give access to something.
 
-Called by discovery (command lines), by the collectors and by the bundle. Invariant: a value is left out by
-the *name* it is given to, so that a secret need not be recognised by its looks; what looks like one is left
-out too. What was redacted once is not changed by a second time.
+Invariant: a value is left out by the *name* it is given to, so that a secret need not be recognised by its
+looks; what looks like one is left out too. What was redacted once is not changed by a second time.
 """
 
 from __future__ import annotations

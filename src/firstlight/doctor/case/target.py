@@ -1,7 +1,7 @@
 """Who is examined: the processes of one model server, and what is known of it from outside.
 
-Made by `discover`, kept in a `Case`. Invariant: a process is its pid *and* its start; `key` is unique in a
-target and is what evidence, motions and wait-for edges call it.
+Invariant: a process is its pid *and* its start; `key` is unique in a target and is what evidence, motions and
+wait-for edges call it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A case as the hypotheses see it: motion and waits judged once, and look-ups that many of them need.
 
-Made by `verdict`, read by every hypothesis. Pure. Invariant: whatever is returned comes with the id of the
-evidence it stands in.
+Pure. Invariant: whatever is returned comes with the id of the evidence it stands in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The black boxes of a native run, also those of processes that are dead.
 
-Called by `run` in both looks; costs the writers nothing. Invariant: the subject of a box is the key of its
-process, and the name of the box ("rank-3") for one that was already gone.
+Invariant: the subject of a box is the key of its process, and the name of the box ("rank-3") for one that was
+already gone.
 """
 
 from __future__ import annotations

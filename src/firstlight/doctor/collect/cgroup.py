@@ -1,8 +1,8 @@
 """The control group of each process, version 1 or 2: memory, kills for want of it, threads, pressure.
 
-Called by `run` in both looks. Inside a container the path in /proc/P/cgroup may be that of the host, so the
-mount itself is tried too. Invariant: of nested groups the limit is that of the tightest, and the kills are
-those counted nearest to the process.
+Inside a container the path in /proc/P/cgroup may be that of the host, so the mount itself is tried too.
+Invariant: of nested groups the limit is that of the tightest, and the kills are those counted nearest to the
+process.
 """
 
 from __future__ import annotations

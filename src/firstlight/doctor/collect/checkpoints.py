@@ -1,7 +1,7 @@
 """Whether the checkpoints that the server names are all there, as far as headers and sizes can tell.
 
-Called by `run` once. Only headers are read, so half a terabyte takes a moment. Invariant: every problem of a
-folder is reported, not only the first.
+Only headers are read, so half a terabyte takes a moment. Invariant: every problem of a folder is reported,
+not only the first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A tool run as a child that may hang: output, or word that its time was over.
 
-Called by the stack and GPU collectors. Invariant: it returns by its deadline even when the child cannot be
-killed (a process in the driver's hands does not die), and never raises for what the child did.
+Invariant: it returns by its deadline even when the child cannot be killed (a process in the driver's hands
+does not die), and never raises for what the child did.
 """
 
 from __future__ import annotations

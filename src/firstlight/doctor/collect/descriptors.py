@@ -1,7 +1,7 @@
 """Pipes, sockets and standard streams of each process, and who is at the other end.
 
-Called by `run`: descriptors and pipes once, sockets in both looks. Invariant: a process whose descriptors we
-may not see is counted, so that "nobody reads this pipe" is never said for want of rights.
+Invariant: a process whose descriptors we may not see is counted, so that "nobody reads this pipe" is never
+said for want of rights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The variables and libraries of a process that explain how it behaves.
 
-Called by `run` once. Invariant: of a variable that may be a secret only the name is kept; of all others only
-those on the list.
+Invariant: of a variable that may be a secret only the name is kept; of all others only those on the list.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How processes of a native run ended: the last words that they or their supervisor left in its directory.
 
-Called by `run` once. Invariant: a file that cannot be read is
-evidence, and no record is made up from what is merely missing.
+Invariant: a file that cannot be read is evidence, and no record is made up from what is merely missing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Locks on files that the target holds or waits for, and whoever else has the same file open.
 
-Called by `run` in both looks. A flock belongs to an open file, not to a process: its taker may be dead while
-a child that inherited the descriptor still holds it. So the holders are those whose fdinfo shows the lock,
-and /proc/locks is asked for who waits. Invariant: a path is named only where a descriptor of the target leads
-to it.
+A flock belongs to an open file, not to a process: its taker may be dead while a child that inherited the
+descriptor still holds it. So the holders are those whose fdinfo shows the lock, and /proc/locks is asked for
+who waits. Invariant: a path is named only where a descriptor of the target leads to it.
 """
 
 from __future__ import annotations

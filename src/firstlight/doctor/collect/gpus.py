@@ -1,7 +1,7 @@
 """The GPUs through NVML, asked in a child, as the driver's library hangs when the driver does.
 
-Called by `run` in both looks; energy over time says more than a moment's utilisation, which reads 100 % for a
-kernel that only waits. Invariant: a timeout of the child is evidence of its own, never a guess.
+Taken in both looks: energy over time says more than a moment's utilisation, which reads 100 % for a kernel
+that only waits. Invariant: a timeout of the child is evidence of its own, never a guess.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The machine as a whole: memory, pressure, kills, and room in the file systems that servers need.
 
-Called by `run`; memory and pressure in both looks. Invariant: what a kernel does not tell is None.
+Invariant: what a kernel does not tell is None.
 """
 
 from __future__ import annotations

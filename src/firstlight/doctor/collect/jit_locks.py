@@ -1,8 +1,8 @@
 """Lock files in the caches of compiled kernels and downloads.
 
-Called by `run` once. torch's FileBaton is a file whose *existence* is the lock: killed builders leave it
-behind, and every later process waits forever. The other caches use flock, whose files stay without meaning
-anything, so those are named only while somebody has them open. Invariant: nothing is ever deleted here.
+torch's FileBaton is a file whose *existence* is the lock: killed builders leave it behind, and every later
+process waits forever. The other caches use flock, whose files stay without meaning anything, so those are
+named only while somebody has them open. Invariant: nothing is ever deleted here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The kernel's log, where it is shown to us: driver errors of GPUs, and processes killed for want of memory.
 
-Called by `run` once. Most systems show it to root only, and that refusal is evidence too. Invariant: it is
-read without waiting and nothing is taken out of it: every reader of /dev/kmsg has a place of its own.
+Most systems show it to root only, and that refusal is evidence too. Invariant: it is read without waiting and
+nothing is taken out of it: every reader of /dev/kmsg has a place of its own.
 """
 
 from __future__ import annotations

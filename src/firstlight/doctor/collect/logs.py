@@ -1,8 +1,8 @@
 """The ends of the log files: those that standard streams lead to, and those in the run directory.
 
-Called by `run` in both looks. Lines are split at carriage returns too, as progress bars rewrite one line. A
-stream that is a pipe or a terminal cannot be read back and is told by the descriptors. Invariant: only the
-last bytes of a file are read, whatever its size.
+Lines are split at carriage returns too, as progress bars rewrite one line. A stream that is a pipe or a
+terminal cannot be read back and is told by the descriptors. Invariant: only the last bytes of a file are
+read, whatever its size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The error counters of RDMA adapters, which any user may read; only their growth says anything.
 
-Called by `run` in both looks. Invariant: a counter is told as it stands, and what cannot be read is left
-out.
+Invariant: a counter is told as it stands, and what cannot be read is left out.
 """
 
 from __future__ import annotations

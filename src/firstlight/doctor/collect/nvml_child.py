@@ -1,7 +1,7 @@
 """A script of its own: asks the NVIDIA driver once and prints JSON. May hang with a sick driver.
 
-Started by `gpus` as a child that can be given up. Imports nothing of ours. Invariant: one JSON object on
-standard output, with `gpus` None and a note when there is no driver to ask.
+Imports nothing of ours. Invariant: one JSON object on standard output, with `gpus` None and a note when there
+is no driver to ask.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What stands between GPUs on PCIe: the IOMMU's table, and bridges that redirect what they send each other.
 
-Called by `run` once. The group's type is everybody's to read; the ACS bits lie in that part of a bridge's
-configuration that only root sees. Invariant: a bridge that could not be read is counted, never guessed.
+The group's type is everybody's to read; the ACS bits lie in that part of a bridge's configuration that only
+root sees. Invariant: a bridge that could not be read is counted, never guessed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Asking the server as a client would: is the port open, does it answer, does it make a token.
 
-Called by `run`. Plain sockets, so that no proxy variable of ours or of the server is ever heeded. Invariant:
-each request has its own deadline, and an open port that says nothing is told apart from a closed one.
+Plain sockets, so that no proxy variable of ours or of the server is ever heeded. Invariant: each request has
+its own deadline, and an open port that says nothing is told apart from a closed one.
 """
 
 from __future__ import annotations

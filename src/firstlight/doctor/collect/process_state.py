@@ -1,7 +1,6 @@
 """The state of each process, and its memory, I/O and resource limits: what /proc tells of it as a whole.
 
-Called by `run` in both looks. Invariant: a process that is gone is a finding (`ProcessState` without a
-state), not a failure.
+Invariant: a process that is gone is a finding (`ProcessState` without a state), not a failure.
 """
 
 from __future__ import annotations

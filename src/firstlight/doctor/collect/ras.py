@@ -1,8 +1,8 @@
 """NCCL's own watch over its ranks (RAS), asked over its TCP port in plain text.
 
-Called by `run` in both looks: frozen and unequal counts while requests are in flight mean that a rank is
-missing in a collective. Operations of captured graphs are not counted, and custom all-reduce kernels are
-unknown to it. Invariant: it is asked only for a report, never for a diagnosis run.
+Taken in both looks: frozen and unequal counts while requests are in flight mean that a rank is missing in a
+collective. Operations of captured graphs are not counted, and custom all-reduce kernels are unknown to it.
+Invariant: it is asked only for a report, never for a diagnosis run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All collectors, in the order in which their evidence is numbered.
 
-Read by `run`. Invariant: the order is part of a case's ids, so a new collector goes to the end of its group.
+Invariant: the order is part of a case's ids, so a new collector goes to the end of its group.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Running all collectors, each in a thread of its own and under a deadline, into one `Case`.
 
-Called by the cli and by the supervisor. A collector that blocks is left behind in its daemon thread; what it
-had yielded by then counts. Invariant: `examine` returns within the longest deadline of its collectors plus
-the interval between the looks, whatever a collector does.
+A collector that blocks is left behind in its daemon thread; what it had yielded by then counts. Invariant:
+`examine` returns within the longest deadline of its collectors plus the interval between the looks, whatever
+a collector does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the supervisor of a run has said of it, from the record in its directory.
 
-Called by `run` in each look, as a verdict may be given or withdrawn meanwhile. Invariant: only a verdict that
-stands is evidence.
+Taken in each look, as a verdict may be given or withdrawn meanwhile. Invariant: only a verdict that stands is
+evidence.
 """
 
 from __future__ import annotations

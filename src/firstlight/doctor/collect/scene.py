@@ -1,7 +1,7 @@
 """What a collector gets and what it is: the scene of an examination, and the contract of all collectors.
 
-Used by every file of this folder and by `run`. Invariant: a collector reads; it never traces with a stop or
-deletes anything, and signals nobody but, `with_help`, who handles it by writing its stacks.
+Invariant: a collector reads; it never traces with a stop or deletes anything, and signals nobody but,
+`with_help`, who handles it by writing its stacks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sockets of the target: state, queues, and which process is at the other end.
 
-Called by `run` in both looks. The tables are read in the network namespace of the target. Invariant: `peers`
-names only processes whose socket is the other end of this one by the kernel's own word.
+The tables are read in the network namespace of the target. Invariant: `peers` names only processes whose
+socket is the other end of this one by the kernel's own word.
 """
 
 from __future__ import annotations

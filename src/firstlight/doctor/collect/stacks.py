@@ -1,8 +1,7 @@
 """Python stacks of the processes that matter, taken by py-spy from outside and without stopping them.
 
-Called by `run` in both looks, all processes at once, so that ranks can be compared. A rank in a live
-collective is never stopped. Invariant: a stack that was not taken is `Failed` evidence with py-spy's own
-reason.
+A rank in a live collective is never stopped. Invariant: a stack that was not taken is `Failed` evidence with
+py-spy's own reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stacks where py-spy is refused: from the run's supervisor, else written by the process itself on a signal.
 
-Called by `stacks`, only if a person asked for an examination. Invariant: a signal goes to a process of ours
-whose handler for it is known and installed, that runs, and that was not replaced by another in between.
+Invariant: a signal goes to a process of ours whose handler for it is known and installed, that runs, and that
+was not replaced by another in between.
 """
 
 from __future__ import annotations

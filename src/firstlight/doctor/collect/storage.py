@@ -1,7 +1,7 @@
 """Threads that wait in the kernel for a file, where that file lies, and whether its mount answers at all.
 
-Called by `run` in both looks. The mount is asked by a child that may be lost. Invariant: nothing below a
-mount that may not answer is touched by this process.
+The mount is asked by a child that may be lost. Invariant: nothing below a mount that may not answer is
+touched by this process.
 """
 
 from __future__ import annotations

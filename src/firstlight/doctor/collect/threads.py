@@ -1,7 +1,7 @@
 """Every thread of every process: its state, what it waits in, and the processor time it used.
 
-Called by `run` in both looks; the difference is the only trustworthy use of a processor (`ps` shows the mean
-of a whole life). Invariant: what the kernel hides from us is empty, and `is_hidden` says so.
+Taken in both looks: the difference is the only trustworthy use of a processor (`ps` shows the mean of a whole
+life). Invariant: what the kernel hides from us is empty, and `is_hidden` says so.
 """
 
 from __future__ import annotations

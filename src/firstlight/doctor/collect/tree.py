@@ -1,6 +1,6 @@
 """The process tree of the target at one moment, and the compilers that work below it.
 
-Called by `run` in both looks. Invariant: a member that is gone stays in the list, with an empty state.
+Invariant: a member that is gone stays in the list, with an empty state.
 """
 
 from __future__ import annotations

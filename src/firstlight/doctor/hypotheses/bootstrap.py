@@ -1,7 +1,7 @@
 """Ranks that cannot reach each other: the wrong interface, a firewall, packets that RDMA loses.
 
-Read by `registry`. Invariant: a connection that is being tried is told from the socket tables alone; one to a
-hub's port is not the ranks' and is left to others.
+Invariant: a connection that is being tried is told from the socket tables alone; one to a hub's port is not
+the ranks' and is left to others.
 """
 
 from __future__ import annotations

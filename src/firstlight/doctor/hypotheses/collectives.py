@@ -1,6 +1,6 @@
 """Processes that wait for each other: ranks in a collective, or anybody in a circle.
 
-Read by `registry`. Invariant: the suspect is the rank that the others wait for, never the waiting ones.
+Invariant: the suspect is the rank that the others wait for, never the waiting ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kernels compiled while the server starts: slow and healthy, locked for ever, or killed.
 
-Read by `registry`. Invariant: while a compiler of the run works, nobody is called stuck for waiting on it.
+Invariant: while a compiler of the run works, nobody is called stuck for waiting on it.
 """
 
 from __future__ import annotations

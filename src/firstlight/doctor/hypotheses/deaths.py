@@ -1,6 +1,6 @@
 """Processes that are dead or stopped: the first question of all, as everyone else then only waits.
 
-Read by `registry`. Invariant: a death is called "for want of memory" only with the kernel's word for it.
+Invariant: a death is called "for want of memory" only with the kernel's word for it.
 """
 
 from __future__ import annotations

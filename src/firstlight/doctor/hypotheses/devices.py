@@ -1,7 +1,7 @@
 """A sick GPU or driver, and layers around the process: NUMA binding, Ray's placement, vGPU interceptors.
 
-Read by `registry`. Invariant: an Xid that an application causes, or that follows from another one, is no sick
-device; a clean look at everything excludes it.
+Invariant: an Xid that an application causes, or that follows from another one, is no sick device; a clean
+look at everything excludes it.
 """
 
 from __future__ import annotations

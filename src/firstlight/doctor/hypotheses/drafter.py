@@ -1,6 +1,6 @@
 """A drafter (speculative decoding) that is missing or does not belong to the model.
 
-Read by `registry`. Invariant: where nothing asks for speculation, the drafter is excluded.
+Invariant: where nothing asks for speculation, the drafter is excluded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the hypotheses about GPUs ask of a case again and again: is a GPU used, which option was given.
 
-Called by them. Invariant: "no GPU" is said only where the driver said so or the server runs on the CPU by its
-own arguments; what nobody told is open.
+Invariant: "no GPU" is said only where the driver said so or the server runs on the CPU by its own arguments;
+what nobody told is open.
 """
 
 from __future__ import annotations

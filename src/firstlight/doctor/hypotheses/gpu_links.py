@@ -1,6 +1,6 @@
 """Clues about the links between GPUs: PCIe paths, channels that NCCL names, mappings.
 
-Called by `gpu_paths`. Invariant: a clue cites the look it comes from; what only root may read is not guessed.
+Invariant: a clue cites the look it comes from; what only root may read is not guessed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GPU memory: too little for what was asked for, or held by somebody else.
 
-Read by `registry`. Invariant: memory of others is counted only where the driver's process numbers are those
-of this machine; inside a container they match nothing.
+Invariant: memory of others is counted only where the driver's process numbers are those of this machine;
+inside a container they match nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The data path between GPUs: peer writes that get lost, a mapping that is too small, custom all-reduce.
 
-Read by `registry`. A lost peer write spins a GPU at 100 %, so that idle GPUs exclude the first. Invariant:
-"can access peer" proves nothing; only a copy whose data was compared does.
+A lost peer write spins a GPU at 100 %, so that idle GPUs exclude the first. Invariant: "can access peer"
+proves nothing; only a copy whose data was compared does.
 """
 
 from __future__ import annotations

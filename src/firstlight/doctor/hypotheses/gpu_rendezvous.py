@@ -1,8 +1,7 @@
 """Silent meetings of ranks at a shared workspace: symmetric memory, multicast, the fabric manager.
 
-Read by `registry`. No kernel is launched here, so that the GPUs stand at 0 % and nothing is logged.
-Invariant: a
-stack that is elsewhere on every rank excludes the meeting; the kernel's or NVML's word decides on the fabric.
+No kernel is launched here, so that the GPUs stand at 0 % and nothing is logged. Invariant: a stack that is
+elsewhere on every rank excludes the meeting; the kernel's or NVML's word decides on the fabric.
 """
 
 from __future__ import annotations

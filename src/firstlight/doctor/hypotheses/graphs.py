@@ -1,8 +1,7 @@
 """CUDA graphs that hang while they are captured or replayed, and modules that are loaded too late.
 
-Read by `registry`. Invariant: a hang in capture is said only where the log or a stack puts a rank into
-capture;
-one in replay only after capture is done, and never of GPUs at 0 %.
+Invariant: a hang in capture is said only where the log or a stack puts a rank into capture; one in replay
+only after capture is done, and never of GPUs at 0 %.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Kernels that this GPU, driver or assembler cannot run, and those that the driver compiles itself.
 
-Read by `registry`. All but the last say so in words. Invariant: a claim about a kernel quotes the error
-and the
-place that raised it; a library that merely lacks an architecture is no cause.
+All but the last say so in words. Invariant: a claim about a kernel quotes the error and the place that raised
+it; a library that merely lacks an architecture is no cause.
 """
 
 from __future__ import annotations

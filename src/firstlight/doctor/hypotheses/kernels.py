@@ -1,7 +1,7 @@
 """Kernels that are tuned, compiled for warm-up, or never come back.
 
-Read by `registry`. A livelocked kernel and a wait inside a collective look alike from outside: without RAS, a
-stack or a single rank they are not told apart. Invariant: idle GPUs exclude tuning and a livelock.
+A livelocked kernel and a wait inside a collective look alike from outside: without RAS, a stack or a single
+rank they are not told apart. Invariant: idle GPUs exclude tuning and a livelock.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Limits that were reached: open files, threads, shared memory.
 
-Read by `registry`. Invariant: a limit is named with what is used of it.
+Invariant: a limit is named with what is used of it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Waits for a lock: of a file, of a full pipe, of another thread, of Python's interpreter.
 
-Read by `registry`. Invariant: who holds a lock is said only where the kernel or the interpreter says so.
+Invariant: who holds a lock is said only where the kernel or the interpreter says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Processes that ended for want of memory: killed by the kernel, or refused what they asked for.
 
-Read by `registry`. Invariant: a death is called one "for want of memory" only with the kernel's word for it,
-or with the process's own.
+Invariant: a death is called one "for want of memory" only with the kernel's word for it, or with the
+process's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Too little of the machine: memory for the page cache, processors.
 
-Read by `registry`. Invariant: pressure explains slowness only; it is never called stuck.
+Invariant: pressure explains slowness only; it is never called stuck.
 """
 
 from __future__ import annotations

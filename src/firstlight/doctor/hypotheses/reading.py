@@ -1,6 +1,6 @@
 """Weights that come slowly, in pieces, or not at all.
 
-Read by `registry`. Invariant: reading that goes on, however slowly, is never called stuck.
+Invariant: reading that goes on, however slowly, is never called stuck.
 """
 
 from __future__ import annotations

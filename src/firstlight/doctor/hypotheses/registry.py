@@ -1,6 +1,6 @@
 """All hypotheses, the order being that of preference between equals: roots before consequences.
 
-Read by `verdict` and by the handbook. Invariant: a cause is listed once.
+Invariant: a cause is listed once.
 """
 
 from __future__ import annotations

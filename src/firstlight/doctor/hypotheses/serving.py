@@ -1,7 +1,6 @@
 """Ports, proxies, and servers that answer without serving.
 
-Read by `registry`. Invariant: a trouble of the surroundings is named with the variable, number or owner that
-shows it.
+Invariant: a trouble of the surroundings is named with the variable, number or owner that shows it.
 """
 
 from __future__ import annotations

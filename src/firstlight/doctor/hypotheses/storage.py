@@ -1,7 +1,7 @@
 """Storage that does not answer: a mount whose server or daemon is gone, a disk that is broken.
 
-Read by `registry`. Invariant: a wait counts only if the same thread was in it in both looks and never woken
-in between; while a mount answers, a read may take long, and is called slow.
+Invariant: a wait counts only if the same thread was in it in both looks and never woken in between; while a
+mount answers, a read may take long, and is called slow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ranks that are not where the others are: that never came to the rendezvous, or stay behind.
 
-Read by `registry`. Invariant: the suspect is the rank that the others wait for, never the waiting ones.
+Invariant: the suspect is the rank that the others wait for, never the waiting ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Causes that name themselves in a text: the words of a fatal error, in a log or as a process's last ones.
 
-Called by the hypotheses. Advice ("may be caused by …") is no error, and a line that points at another one
-("See root cause above") is never the root. Invariant: last words are proof, a line of a log only supports.
+Advice ("may be caused by …") is no error, and a line that points at another one ("See root cause above") is
+never the root. Invariant: last words are proof, a line of a log only supports.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Log grammars: what a foreign engine's lines mean, kept as data in `grammars/ENGINE.yaml`.
 
-Read by `grammar_reader` (a cursor for each rank), checked by `grammar_check` (drift), used by the supervisor
-and by the doctor. Invariant: the phases that a grammar names are those of the native engine, so that a reader
-of phases need not ask whose they are.
+Invariant: the phases that a grammar names are those of the native engine, so that a reader of phases need not
+ask whose they are.
 """
 
 from __future__ import annotations

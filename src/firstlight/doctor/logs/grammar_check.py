@@ -1,8 +1,7 @@
 """Does an installed engine still print what its grammar expects? Its source is searched for each literal.
 
-Called by `firstlight grammar`. Reads files only and imports nothing of the engine. Invariant: a literal that
-the source puts together from neighbouring strings is found too; whatever is not found is reported, never
-guessed.
+Reads files only and imports nothing of the engine. Invariant: a literal that the source puts together from
+neighbouring strings is found too; whatever is not found is reported, never guessed.
 """
 
 from __future__ import annotations

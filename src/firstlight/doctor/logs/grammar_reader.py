@@ -1,8 +1,8 @@
 """Reading a foreign engine's log: lines in, phase events out, with one cursor for each rank.
 
-Fed by the supervisor as lines come, and by the doctor with the end of a file. Pure. Invariants: a rank is
-somebody who speaks with its own prefix, never a second copy of a bar; a cursor does not go back; and what no
-pattern knows is kept, because the line that explains a hang is often one of those.
+Pure. Invariants: a rank is somebody who speaks with its own prefix, never a second copy of a bar; a cursor
+does not go back; and what no pattern knows is kept, because the line that explains a hang is often one of
+those.
 """
 
 from __future__ import annotations

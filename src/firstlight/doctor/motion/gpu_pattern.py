@@ -1,8 +1,8 @@
 """What the GPUs do, from two looks at them: idle, waiting inside a kernel, computing, or each something else.
 
-Called by the hypotheses about GPUs. Pure. NVML's utilisation reads 100 % for a kernel that only spins, so
-power decides, and of power the energy between two looks rather than a moment's. Invariant: "waiting" says
-that a kernel waits, never for what: a collective and a livelocked kernel look alike.
+Pure. NVML's utilisation reads 100 % for a kernel that only spins, so power decides, and of power the energy
+between two looks rather than a moment's. Invariant: "waiting" says that a kernel waits, never for what: a
+collective and a livelocked kernel look alike.
 """
 
 from __future__ import annotations

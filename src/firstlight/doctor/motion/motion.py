@@ -1,9 +1,8 @@
 """Does it move? The judgement of two looks, of each process and of the server as a whole.
 
-Called by the hypotheses, the verdict and the supervisor. Pure. Blocked, spinning and slow are told apart as
-the phases of a healthy start demand: a slow disk and a long compile are not stuck, and a server that nobody
-asks anything is flat and healthy. Invariant: a state cites the evidence it was judged from; what two looks
-cannot decide is `UNCLEAR`.
+Pure. Blocked, spinning and slow are told apart as the phases of a healthy start demand: a slow disk and a
+long compile are not stuck, and a server that nobody asks anything is flat and healthy. Invariant: a state
+cites the evidence it was judged from; what two looks cannot decide is `UNCLEAR`.
 """
 
 from __future__ import annotations

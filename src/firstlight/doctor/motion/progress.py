@@ -1,8 +1,7 @@
 """What moved between the two looks: useful progress and processor time, of one process.
 
-Called by `motion`. Pure. Useful progress is the odometer, the step counter, bytes read, major faults and
-living compilers; processor time alone is none. Invariant: every progress names the evidence it was computed
-from.
+Pure. Useful progress is the odometer, the step counter, bytes read, major faults and living compilers;
+processor time alone is none. Invariant: every progress names the evidence it was computed from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Is the server up, and is anything asked of it? Without that, a flat line means nothing.
 
-Called by `motion`. Pure. Invariant: `is_idle` is said only of a server that answers, or whose ranks say that
-they serve, and of which no request is known that should move.
+Pure. Invariant: `is_idle` is said only of a server that answers, or whose ranks say that they serve, and of
+which no request is known that should move.
 """
 
 from __future__ import annotations

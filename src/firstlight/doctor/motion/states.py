@@ -1,7 +1,6 @@
 """The states that processes and servers are found in, and the bounds between them.
 
-Made by `motion`, read by the hypotheses, the verdict and the supervisor. Invariant: a state carries the
-evidence it was judged from.
+Invariant: a state carries the evidence it was judged from.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a process stands when its counters do: in a disk's queue, in a loop that polls, in a full pipe.
 
-Called by `motion` and the hypotheses. Pure. Invariant: what is said holds in both looks.
+Pure. Invariant: what is said holds in both looks.
 """
 
 from __future__ import annotations

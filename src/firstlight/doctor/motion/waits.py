@@ -1,7 +1,7 @@
 """Who waits for whom: one graph instead of eight stacks. A sink is the suspect, a cycle is a deadlock.
 
-Called by the hypotheses and the verdict. Pure. Invariant: an edge cites the evidence that shows it, and is
-drawn only where a thread really waits: an event loop that polls all its clients waits for nobody.
+Pure. Invariant: an edge cites the evidence that shows it, and is drawn only where a thread really waits: an
+event loop that polls all its clients waits for nobody.
 """
 
 from __future__ import annotations

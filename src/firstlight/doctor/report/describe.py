@@ -1,6 +1,6 @@
 """Names, places and states of processes as words in a sentence.
 
-Called by the hypotheses, the verdict and the supervisor. Pure. Invariant: what is not known is not said.
+Pure. Invariant: what is not known is not said.
 """
 
 from __future__ import annotations

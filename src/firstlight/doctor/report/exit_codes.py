@@ -1,7 +1,6 @@
 """What `firstlight doctor` leaves with, so that a script can act on it.
 
-Used by the cli and the handbook. Invariant: 0 means healthy and nothing else does; 1 to 6 are kept for errors
-of the doctor itself.
+Invariant: 0 means healthy and nothing else does; 1 to 6 are kept for errors of the doctor itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """docs/doctor.md, made of the cards: how to use the doctor, how it looks, and every cause it knows.
 
-Run by `make docs`; a test compares the file with what this makes. Invariant: what the page says of a cause
-stands on its card and nowhere else.
+Invariant: what the page says of a cause stands on its card and nowhere else.
 """
 
 from __future__ import annotations

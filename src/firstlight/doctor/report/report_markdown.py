@@ -1,7 +1,7 @@
 """A verdict as Markdown, to be pasted into an issue of the engine it is about.
 
-Called by the cli. Pure. Invariants: it holds no secret that `redact` knows; text from a server stands in code
-blocks and spans that it cannot leave, so that it is never read as a link, a mention or HTML.
+Pure. Invariants: it holds no secret that `redact` knows; text from a server stands in code blocks and spans
+that it cannot leave, so that it is never read as a link, a mention or HTML.
 """
 
 from __future__ import annotations

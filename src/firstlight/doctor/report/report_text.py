@@ -1,7 +1,7 @@
 """A verdict as text for a person at three in the morning: what it is and what to do first, then why.
 
-Called by the cli. Pure: from a view and its verdict to lines. Invariant: nothing that was read from a server
-or bundle can steer the terminal, and commands are never broken over lines.
+Pure: from a view and its verdict to lines. Invariant: nothing that was read from a server or bundle can steer
+the terminal, and commands are never broken over lines.
 """
 
 from __future__ import annotations

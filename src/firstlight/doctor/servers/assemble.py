@@ -1,7 +1,7 @@
 """From a set of pids to a `Target`: roles, ranks, names, and what the command line promises.
 
-Called by `discover`. Invariant: keys are unique; a rank is named only where the process or its environment
-names it, so a zombie without a title is a rank of unknown number.
+Invariant: keys are unique; a rank is named only where the process or its environment names it, so a zombie
+without a title is a rank of unknown number.
 """
 
 from __future__ import annotations

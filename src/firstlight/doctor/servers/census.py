@@ -1,7 +1,6 @@
 """All processes of one moment, with what they say they are, and who descends from whom.
 
-Made by `discover`, read by `assemble`. Invariant: it is never refreshed; a process that ended while it was
-taken is simply not in it.
+Invariant: it is never refreshed; a process that ended while it was taken is simply not in it.
 """
 
 from __future__ import annotations

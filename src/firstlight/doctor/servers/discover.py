@@ -1,7 +1,7 @@
 """Finding the servers on this machine, or the one that a pid, an address or a run directory points to.
 
-Called by the cli. Reads /proc only, never asks a process anything. Invariant: a process belongs to a target
-by descent, by the session that the target opened, or by the run it carries; never by its looks alone.
+Reads /proc only, never asks a process anything. Invariant: a process belongs to a target by descent, by the
+session that the target opened, or by the run it carries; never by its looks alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a process is, told from its title, its arguments, and as a last resort its 15 letters of name.
 
-Called by `discover`. Pure. Titles are kept as they are after a process set its own; `comm` is cut by the
-kernel and is all that is left of a zombie. Invariant: a guess is never made from a user's file names, only
-from what the engines call themselves.
+Pure. Titles are kept as they are after a process set its own; `comm` is cut by the kernel and is all that is
+left of a zombie. Invariant: a guess is never made from a user's file names, only from what the engines call
+themselves.
 """
 
 from __future__ import annotations

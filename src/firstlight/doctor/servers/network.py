@@ -1,7 +1,7 @@
 """The kernel's tables of sockets: /proc/P/net/tcp{,6} and unix, and who is connected with whom.
 
-Called by discovery and by the socket collector. The tables are those of a process's own network namespace, so
-they are read below that process's folder. Invariant: addresses are written as `host:port`, IPv6 in brackets.
+The tables are those of a process's own network namespace, so they are read below that process's folder.
+Invariant: addresses are written as `host:port`, IPv6 in brackets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a server's own command line says about it: how many ranks, which model, which port.
 
-Called by `discover`. Pure. Invariant: None where nothing says so; a default is the engine's own.
+Pure. Invariant: None where nothing says so; a default is the engine's own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """/proc read through a seam: another root is a recorded tree, and a test.
 
-Called by discovery and by every collector. Nothing is cached: a process may vanish between two calls.
-Invariant: what cannot be read raises `OSError` (`FileNotFoundError` and `ProcessLookupError`: it is gone;
-`PermissionError`: it belongs to somebody else), except where a method says that it returns None.
+Nothing is cached: a process may vanish between two calls. Invariant: what cannot be read raises `OSError`
+(`FileNotFoundError` and `ProcessLookupError`: it is gone; `PermissionError`: it belongs to somebody else),
+except where a method says that it returns None.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of what the drafter was made from: the file, the target, the template, the mask, the stored states.
 
-Read by `judge`. Each is a pure function of the evidence; None: nothing is wrong with it. Invariant: a check
-looks at numbers alone and never at a file.
+Each is a pure function of the evidence; None: nothing is wrong with it. Invariant: a check looks at numbers
+alone and never at a file.
 """
 
 from __future__ import annotations

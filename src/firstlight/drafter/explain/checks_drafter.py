@@ -1,7 +1,7 @@
 """Checks of the drafter itself: what its configuration says, what it learned, and how that was counted.
 
-Read by `judge`. Each is a pure function of the evidence; None: nothing is wrong with it. Invariant: accuracy
-is over all tokens of the target, on states of the reference, so that no engine can spoil it.
+Each is a pure function of the evidence; None: nothing is wrong with it. Invariant: accuracy is over all
+tokens of the target, on states of the reference, so that no engine can spoil it.
 """
 
 from __future__ import annotations

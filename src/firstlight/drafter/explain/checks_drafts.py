@@ -1,8 +1,8 @@
 """Checks of what the engine drafts and accepts: behind a prompt, after a verification, and behind a cached
 prefix.
 
-Read by `judge`. Each is a pure function of the evidence; None: nothing is wrong with it. Invariant: a fault
-is called by its name only if the reference with that very fault gives the engine's drafts.
+Each is a pure function of the evidence; None: nothing is wrong with it. Invariant: a fault is called by its
+name only if the reference with that very fault gives the engine's drafts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of the engine: its states by stage and by rank, its plain decode, the weights that it holds.
 
-Read by `judge`. Each is a pure function of the evidence; None: nothing is wrong with it. Invariant: what a
-finding names was reproduced or measured; what only looks wrong says so.
+Each is a pure function of the evidence; None: nothing is wrong with it. Invariant: what a finding names was
+reproduced or measured; what only looks wrong says so.
 """
 
 from __future__ import annotations

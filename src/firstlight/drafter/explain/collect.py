@@ -1,9 +1,8 @@
 """Measures all that `explain` judges by: the data, the engine's states and drafts, what the drafter is
 worth.
 
-Called by `firstlight drafter explain`. Each part fills its own field of the evidence; a part that cannot be
-measured leaves a note. Invariant: it gets what a user has - a checkpoint, a target, data - and changes none
-of it.
+Each part fills its own field of the evidence; a part that cannot be measured leaves a note. Invariant: it
+gets what a user has - a checkpoint, a target, data - and changes none of it.
 """
 
 from __future__ import annotations

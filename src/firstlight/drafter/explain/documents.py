@@ -1,7 +1,7 @@
 """What a run folder holds, and what of it looks wrong before anything is computed.
 
-Called by `collect`. Invariant: what is stored is compared with what the answers' ids and the target's chat
-template say now; nothing is repaired.
+Invariant: what is stored is compared with what the answers' ids and the target's chat template say now;
+nothing is repaired.
 """
 
 from __future__ import annotations

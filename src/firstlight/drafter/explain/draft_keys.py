@@ -1,7 +1,7 @@
 """The draft keys in the engine's pages beside those that the reference makes of the same tokens.
 
-Called by `collect`. Keys that verification left as they were drafted, or that a cached prefix never had, show
-here even where the drafts happen to be the same. Invariant: each is compared at its own position.
+Keys that verification left as they were drafted, or that a cached prefix never had, show here even where the
+drafts happen to be the same. Invariant: each is compared at its own position.
 
 Shapes: T tokens, K key-value heads, D head size.
 """

@@ -1,8 +1,8 @@
 """The engine's own drafts beside those of the reference, on the same tokens.
 
-Called by `collect`. The engine is started with the drafter and asked as a server would ask it; what its
-drafter proposes is taken down on the way. Invariant: a proposal is compared with what the reference drafts
-from the states of its very tokens, whatever the engine drafted before.
+The engine is started with the drafter and asked as a server would ask it; what its drafter proposes is taken
+down on the way. Invariant: a proposal is compared with what the reference drafts from the states of its very
+tokens, whatever the engine drafted before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The engine at work with the drafter, and everything that it leaves on the way: drafts, states, acceptance.
 
-Called by `collect`. The engine is stepped like any other; only its `execute` and its drafter's `propose` are
-listened to. Invariant: what is taken down of a position is what its last step left, so that rejected drafts
-are forgotten.
+The engine is stepped like any other; only its `execute` and its drafter's `propose` are listened to.
+Invariant: what is taken down of a position is what its last step left, so that rejected drafts are forgotten.
 """
 
 from __future__ import annotations

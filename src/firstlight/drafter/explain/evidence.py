@@ -1,7 +1,7 @@
 """What `firstlight drafter explain` measures, as plain numbers: all that its checks may look at.
 
-Filled by `collect`, read by `checks_*` and the report. None or an empty list means that it was not measured.
-Invariant: nothing here says what is wrong; a check that reads it does.
+None or an empty list means that it was not measured. Invariant: nothing here says what is wrong; a check that
+reads it does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a check says, and the order in which findings count.
 
-Made by `checks_*`, read by `judge` and the report. Invariant: a finding names its side, its evidence as
-numbers, and the next step.
+Invariant: a finding names its side, its evidence as numbers, and the next step.
 """
 
 from __future__ import annotations

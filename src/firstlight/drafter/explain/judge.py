@@ -1,7 +1,7 @@
 """One verdict from all findings: which side has to act, and what for.
 
-Called by the command and by tests, on evidence alone. What is proved counts before what is likely, and among
-equals what stands first on the way from the data to the served draft. Invariant: a hint decides nothing.
+What is proved counts before what is likely, and among equals what stands first on the way from the data to
+the served draft. Invariant: a hint decides nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether a draft depends on what stands after it: then training has seen the answer to what it asks.
 
-Called by `collect`. Invariant: only rows that the draft may not see are changed.
+Invariant: only rows that the draft may not see are changed.
 """
 
 from __future__ import annotations

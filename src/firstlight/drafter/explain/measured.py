@@ -1,6 +1,6 @@
 """Which checks had anything to look at: what was not measured is not said to be in order.
 
-Read by `judge`. Invariant: every check has its entry; without evidence its promise is not told.
+Invariant: every check has its entry; without evidence its promise is not told.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `explain` is asked: whose drafter, which target, which data, and what a server reached.
 
-Made by the command, read by `collect`. Invariant: nothing here says what may be wrong.
+Invariant: nothing here says what may be wrong.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The target on several ranks in one process, to see what each of them captures.
 
-Called by `collect` where more than one rank is asked for. The ranks are threads with their own shares of the
-weights. Invariant: every rank runs the same plan.
+The ranks are threads with their own shares of the weights. Invariant: every rank runs the same plan.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A verdict with its evidence, as text for a person and as JSON for a program.
 
-Called by the command. Invariant: both say the same verdict, and every number stands in the JSON.
+Invariant: both say the same verdict, and every number stands in the JSON.
 """
 
 from __future__ import annotations

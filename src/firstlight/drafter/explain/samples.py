@@ -1,8 +1,8 @@
 """The documents that `explain` measures with, and what a drafter makes of them without an engine.
 
-Called by `collect`. States are those of the float32 reference, of every layer, so that a drafter can be
-asked what it would be worth on other layers. Invariant: masks and tokens are made from the answers' ids,
-never taken from what a stage stored, so that a fault there does not hide itself.
+States are those of the float32 reference, of every layer, so that a drafter can be asked what it would be
+worth on other layers. Invariant: masks and tokens are made from the answers' ids, never taken from what a
+stage stored, so that a fault there does not hide itself.
 
 Shapes: T tokens of a document, L blocks, C captured states, H hidden, Q indices that are drafted from.
 """

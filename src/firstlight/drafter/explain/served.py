@@ -1,7 +1,7 @@
 """The acceptance length that a running server reports.
 
-Called by the command with --url. Read from /metrics in the words of firstlight, vLLM or SGLang. Invariant: a
-server that says nothing of drafts is an error, never a length of 1.
+Read from /metrics in the words of firstlight, vLLM or SGLang. Invariant: a server that says nothing of drafts
+is an error, never a length of 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """States of one stage beside those of the reference: which layer they are, which row, and which ranks' part.
 
-Called by `collect`. Invariant: rows are compared with the reference's state of the very same tokens.
+Invariant: rows are compared with the reference's state of the very same tokens.
 
 Shapes: T tokens, C captured states, L blocks, H hidden.
 """

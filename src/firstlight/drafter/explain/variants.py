@@ -1,8 +1,8 @@
 """Drafters that differ from the given one in a single thing which engines and files are known to get wrong.
 
-Called by `collect`, in two ways: a variant that is more accurate than the checkpoint as it is configured
-shows what its configuration has wrong, and one that gives the engine's drafts shows what the engine does.
-Invariant: a variant has the very weights of the drafter, but for what it is about.
+A variant that is more accurate than the checkpoint as it is configured shows what its configuration has
+wrong, and one that gives the engine's drafts shows what the engine does. Invariant: a variant has the very
+weights of the drafter, but for what it is about.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The drafter's tensors as the engine holds them beside those of the file.
 
-Called by `collect`. Invariant: the file is read anew, tensor by tensor, by its own names.
+Invariant: the file is read anew, tensor by tensor, by its own names.
 """
 
 from __future__ import annotations

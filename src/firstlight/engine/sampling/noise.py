@@ -1,8 +1,8 @@
 """Gumbel noise as a function of (seed, position, token id): the source of all randomness in sampling.
 
-Used by the sampler. Adding this noise to log-probabilities and taking the largest is a draw from the
-distribution (Gumbel-max). Because the noise depends on nothing else, a seeded request gives the same tokens
-in any batch, after any preemption, and with or without speculation.
+Adding this noise to log-probabilities and taking the largest is a draw from the distribution (Gumbel-max).
+Because the noise depends on nothing else, a seeded request gives the same tokens in any batch, after any
+preemption, and with or without speculation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The seam for other ways to accept drafts than the keyed one, which needs no rule.
 
-Called by `engine.sampling.verify` for each token of a step that carries drafts. Implemented by
-`rejection_rule` and `synthetic`. Invariant: the same sequence, seed and drafts give the same token.
+Invariant: the same sequence, seed and drafts give the same token.
 """
 
 from __future__ import annotations

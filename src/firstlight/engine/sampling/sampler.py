@@ -1,8 +1,8 @@
 """From logits to tokens, for all sequences of a step at once. Runs on rank 0.
 
-Called by `engine.sampling.verify` with one row of logits for each token that is wanted. The order is:
-penalties, logit bias, minimum length (here a grammar will mask, too), log-probabilities, temperature, top-k,
-top-p, min-p, draw. Invariant: a row's token depends on its own logits, parameters, seed and position only.
+The order is: penalties, logit bias, minimum length (here a grammar will mask, too), log-probabilities,
+temperature, top-k, top-p, min-p, draw. Invariant: a row's token depends on its own logits, parameters, seed
+and position only.
 
 Shapes: L rows, V vocabulary, C candidates.
 """

@@ -1,9 +1,9 @@
 """From a step's logits to the tokens of each sequence: one, or as many as its verified drafts allow.
 
-Called by `EngineCore`. A draft is accepted iff it equals the token that the sampler chooses in its place,
-with the tokens before it as its history; so with a seed, drafts change no token. Of a tree, the draft that
-equals it leads on. Another `Rule` may stand in
-for that. Invariant: every sequence gets at least one token; without a rule, the one it gets without drafts.
+A draft is accepted iff it equals the token that the sampler chooses in its place, with the tokens before it
+as its history; so with a seed, drafts change no token. Of a tree, the draft that equals it leads on. Another
+`Rule` may stand in for that. Invariant: every sequence gets at least one token; without a rule, the one it
+gets without drafts.
 
 Shapes: L rows of logits, V vocabulary.
 """

@@ -1,8 +1,8 @@
 """The pages of running sequences: takes them, grows them, shows full ones to the prefix cache, gives them
 back.
 
-Used by the scheduler alone. Collects the changes of the page tables, which the next `StepPlan` carries to the
-ranks. Invariant: a sequence's pages cover at least its `num_computed` tokens.
+Collects the changes of the page tables, which the next `StepPlan` carries to the ranks. Invariant: a
+sequence's pages cover at least its `num_computed` tokens.
 """
 
 from __future__ import annotations

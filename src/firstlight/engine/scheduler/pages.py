@@ -1,4 +1,4 @@
-"""KV pages as integers with reference counts. Used by the scheduler and the prefix cache; knows no tensors.
+"""KV pages as integers with reference counts.
 
 Page 0 is the null page: it is never handed out, the pool keeps it zero, and padded attention columns point at
 it. Invariant: a page is free, or its reference count is positive; `num_free + pages in use == num_pages - 1`.

@@ -1,8 +1,8 @@
 """The queue of sequences that wait: by priority, then arrival, with removal in constant time.
 
-Used by the scheduler. Of the first few of one priority, the one goes first that finds most of its prompt in
-the prefix cache, before that is evicted; nobody is passed over more than a few times. Invariant: `len` counts
-only what can still be taken, and no step walks the queue, so that it costs the same however long it is.
+Of the first few of one priority, the one goes first that finds most of its prompt in the prefix cache, before
+that is evicted; nobody is passed over more than a few times. Invariant: `len` counts only what can still be
+taken, and no step walks the queue, so that it costs the same however long it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How far two rows of numbers agree: keys that a page still has, drafts that were right.
 
-Used by `held`, `policy` and `drafter.chain`. Invariant: what follows the first difference does not count, be
-it alike again or not.
+Invariant: what follows the first difference does not count, be it alike again or not.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Rows of steps whose draft keys are not yet written: most of the price of a drafter that does not draft.
 
-Used by `eagle3`. While no drafts are made, nobody reads draft keys, and many rows at once cost less than one
-by one: the drafter's weights are read once for all, and where rows lie is worked out once. Invariant: what
-the slots hold after `write_all` is what they would hold if every step's rows had been written at once, in
-their order.
+While no drafts are made, nobody reads draft keys, and many rows at once cost less than one by one: the
+drafter's weights are read once for all, and where rows lie is worked out once. Invariant: what the slots hold
+after `write_all` is what they would hold if every step's rows had been written at once, in their order.
 
 Shapes: T rows of a step, C captured states, H hidden, M rows that wait.
 """

@@ -1,8 +1,8 @@
 """Which keys a draft model has: for each page, the text that it ran over.
 
-Used by `draft_model`, which runs only when it drafts, and so finds pages that it never saw. A page is known
-by the text before it and the tokens in it, not by who holds it: so it does not matter that pages change hands
-while nobody looks. Invariant: what is said to be held was written by the drafter for this very text.
+A draft model runs only when it drafts, and so finds pages that it never saw. A page is known by the text
+before it and the tokens in it, not by who holds it: so it does not matter that pages change hands while
+nobody looks. Invariant: what is said to be held was written by the drafter for this very text.
 """
 
 from __future__ import annotations

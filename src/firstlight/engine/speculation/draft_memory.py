@@ -1,6 +1,6 @@
 """What is remembered of a sequence while drafts are made for it. It hangs on the sequence and ends with it.
 
-Used by `Speculation`; the part `own` belongs to the drafter. Invariant: losing it loses no token, only speed.
+Invariant: losing it loses no token, only speed.
 """
 
 from __future__ import annotations

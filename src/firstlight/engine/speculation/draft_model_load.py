@@ -1,6 +1,6 @@
 """A draft model from its file or folder: opened before the target is loaded, and loaded after.
 
-Called by `make`. Invariant: token ids mean the same to it and to the target, or it is refused.
+Invariant: token ids mean the same to it and to the target, or it is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The seam behind which drafters stand: what the engine asks of one, whatever it is.
 
-Implemented by the files beside this one, called by `Speculation`. Invariant: a drafter may propose anything;
-it is never trusted, only verified.
+Invariant: a drafter may propose anything; it is never trusted, only verified.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An EAGLE-3 drafter from its folder: read before the target is, whose layers it names, and laid out after.
 
-Called by `make`. Invariant: the strict reader of `models.eagle3_file` saw every tensor; what is laid out here
-computes what `models.eagle3` does, up to rounding.
+Invariant: the strict reader of `models.eagle3_file` saw every tensor; what is laid out here computes what
+`models.eagle3` does, up to rounding.
 """
 
 from __future__ import annotations

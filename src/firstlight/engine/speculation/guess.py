@@ -1,8 +1,7 @@
 """Which token a drafter with logits guesses: the one that the target would draw, if it had these logits.
 
-Called by drafters. Noise and temperature are those with which the target's own token will be drawn, so that
-the two agree as often as their distributions let them. Invariant: the same logits, seed and position give
-the same guess.
+Noise and temperature are those with which the target's own token will be drawn, so that the two agree as
+often as their distributions let them. Invariant: the same logits, seed and position give the same guess.
 
 Shapes: B sequences, R tokens that the drafter knows.
 """

@@ -1,7 +1,6 @@
 """The engine as a drafter meets it: the target that it drafts for, where that lies, and how large it is.
 
-Made by `engine.worker.startup`, handed to the drafter that is made. Invariant: nothing of the target is
-changed through it.
+Invariant: nothing of the target is changed through it.
 """
 
 from __future__ import annotations

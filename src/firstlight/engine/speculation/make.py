@@ -1,4 +1,4 @@
-"""The drafting that the settings ask for. Called by `engine.worker.startup` on rank 0.
+"""The drafting that the settings ask for.
 
 Invariant: what cannot be had is an error at the start, never a server that silently does not draft.
 """

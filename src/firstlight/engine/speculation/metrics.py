@@ -1,7 +1,6 @@
 """How many drafts were made and accepted, by place, and the figures that follow; never without their k.
 
-Filled by `Speculation`, sent with every step's `EngineStats`, read by /metrics, /server_info and the
-benchmarks. Torch-free. Invariant: a draft counts when it is verified, an accepted one when it is answered.
+Torch-free. Invariant: a draft counts when it is verified, an accepted one when it is answered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How many drafts a step carries: as many as pay, by what steps take and by what was accepted lately.
 
-Asked by `Speculation` before every step. Chains of every length are weighed, and where trees may be made,
-those of a few sizes. Invariant: without drafts that pay it answers none, but for a look now and then at
-whether they would; and so it looks at trees where a chain is better.
+Chains of every length are weighed, and where trees may be made, those of a few sizes. Invariant: without
+drafts that pay it answers none, but for a look now and then at whether they would; and so it looks at trees
+where a chain is better.
 """
 
 from __future__ import annotations

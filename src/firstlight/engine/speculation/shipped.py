@@ -1,8 +1,8 @@
 """The drafter that comes with the package for the embedded model: used where nobody asked for another.
 
-Called by `engine.worker.rank_loop`, `LLM` and benchmarks. It lies in `drafters/` of the repository, and a
-wheel brings it along in the package (see setup.py). Invariant: it is used only for the very weights that it
-was made for, which its folder names; otherwise it is left out, and the reason is said.
+It lies in `drafters/` of the repository, and a wheel brings it along in the package (see setup.py).
+Invariant: it is used only for the very weights that it was made for, which its folder names; otherwise it is
+left out, and the reason is said.
 """
 
 from __future__ import annotations

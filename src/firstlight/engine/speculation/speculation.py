@@ -1,7 +1,7 @@
 """Drafting in the engine's step: who gets how many drafts, and what came of them.
 
-Owned by `EngineCore`: `propose` before a step is planned, `record` after it was applied. Invariant: while no
-drafts are made, a step pays for one choice and nothing by sequence.
+`propose` comes before a step is planned, `record` after it was applied. Invariant: while no drafts are made,
+a step pays for one choice and nothing by sequence.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Acceptance by a given profile, so that the cost of drafting can be measured without a good drafter.
 
-Used by `engine.sampling.verify` where `--draft-acceptance` was given. What is answered then is not the
-model's: a forced draft stands where the model's token belongs. Invariant: the same seed and position decide
-the same.
+What is answered then is not the model's: a forced draft stands where the model's token belongs. Invariant:
+the same seed and position decide the same.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A tree of drafts: several guesses in a place, each with guesses of its own behind it. Pure functions.
 
 Drafts are a list of tokens, and `parents[i]` is the place in that list of the draft before the i-th one, or
-`ROOT`, the last known token. A chain has no parents: each draft follows the one before it. Used by the
-scheduler, the runner and verification. Invariant: a draft comes after its parent, so the beginning of a tree
-is a tree; and drafts with one parent are different tokens.
+`ROOT`, the last known token. A chain has no parents: each draft follows the one before it. Invariant: a draft
+comes after its parent, so the beginning of a tree is a tree; and drafts with one parent are different tokens.
 """
 
 from __future__ import annotations

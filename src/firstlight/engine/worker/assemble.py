@@ -1,7 +1,6 @@
 """A declared model becomes one that runs: its weights are read, and a runner is put over model and pool.
 
-Called by `engine.worker.startup` for the target, and by a drafter that is a model itself. Invariant: a weight
-is delivered once, and `load_weights` returns only when all are.
+Invariant: a weight is delivered once, and `load_weights` returns only when all are.
 """
 
 from __future__ import annotations

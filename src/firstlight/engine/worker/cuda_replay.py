@@ -1,9 +1,8 @@
 """Decode steps as CUDA graphs: recorded once for a batch size and a history length, then replayed.
 
-Made by `engine.worker.startup` for `--device cuda`. A step in which every sequence has one token is padded to
-the next recorded shape; everything else runs eagerly. The recorder is a seam, so that tests on a CPU record
-into a plain closure. Invariant: a padded row writes to the null page and its logits are cut off, so it
-changes nothing.
+A step in which every sequence has one token is padded to the next recorded shape; everything else runs
+eagerly. The recorder is a seam, so that tests on a CPU record into a plain closure. Invariant: a padded row
+writes to the null page and its logits are cut off, so it changes nothing.
 """
 
 from __future__ import annotations

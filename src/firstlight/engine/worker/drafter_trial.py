@@ -1,9 +1,8 @@
 """A drafter is tried at the start: how often its drafts are right on fixed prompts.
 
-Called by `engine.worker.rank_loop` and `LLM` for drafters that are models, before users come. The prompts are
-the target's own words, drawn from its first token with fixed seeds, so that no tokenizer is needed; the
-answers are greedy. A trial that was finished is remembered for the next start of the same pair. Invariant:
-nothing of it stays but what the policy has learnt: no sequence, no page, no count.
+The prompts are the target's own words, drawn from its first token with fixed seeds, so that no tokenizer is
+needed; the answers are greedy. A trial that was finished is remembered for the next start of the same pair.
+Invariant: nothing of it stays but what the policy has learnt: no sequence, no page, no count.
 """
 
 from __future__ import annotations

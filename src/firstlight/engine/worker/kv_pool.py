@@ -1,5 +1,4 @@
-"""The KV pool: the tensors behind the pages. Made by `engine.worker.startup`, written by the models'
-attention.
+"""The KV pool: the tensors behind the pages.
 
 Invariant: the null page (slots 0 .. page_size - 1) stays zero, because padded attention columns read slot 0.
 """

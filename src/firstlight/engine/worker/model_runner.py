@@ -1,8 +1,7 @@
 """Runs a step plan on one rank: page tables, tensors, forward pass.
 
-Called by `EngineCore` on rank 0 and by the follower loop on the others. Owns the page tables, one row for
-each slot, which change only by what a plan announces; so every rank has the same. Invariant: between two
-steps nothing of a step is kept but its captured states and its rows.
+Owns the page tables, one row for each slot, which change only by what a plan announces; so every rank has the
+same. Invariant: between two steps nothing of a step is kept but its captured states and its rows.
 
 Shapes: T tokens in the step, S sequences, P pages of the longest one, L logit rows, V vocabulary, C captured
 layers, H hidden.

@@ -1,8 +1,7 @@
 """What is done when logits are not numbers: the weights are looked at, before an engine serves or beside it.
 
-Used by `engine.worker.startup`, `engine.worker.rank_loop` and `LLM`. The sequence whose logits they are has
-ended by then, with an error of its own; the others go on. Invariant: the weights are looked at once at most,
-whoever asks.
+The sequence whose logits they are has ended by then, with an error of its own; the others go on. Invariant:
+the weights are looked at once at most, whoever asks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A profile of decode steps: every rank records the same turns, rank 0 brings them together.
 
-Used by `engine.worker.rank_loop`; asked for by `StartProfile`. A turn is a step with all that a rank does
-from the end of the one before. Turns alternate in blocks between clock on and off, which tells what recording
-costs. Invariants: a profile ends after so many turns or when it is told to, and no token depends on it.
+A turn is a step with all that a rank does from the end of the one before. Turns alternate in blocks between
+clock on and off, which tells what recording costs. Invariants: a profile ends after so many turns or when it
+is told to, and no token depends on it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A rank from its imports to its end: rank 0 leads, schedules and serves; the others follow its plans.
 
-Called by `engine.rank`, which has opened the black box that every phase, step and collective here is written
-to. Invariant: a failure of rank 0 reaches the api process before the process ends.
+Invariant: a failure of rank 0 reaches the api process before the process ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a drafter's trial found, kept in the cache folder, so that only the first start of a pair pays for it.
 
-Used by `trial`. Only acceptance is kept, which follows from weights and settings; times are measured at every
-start. Invariant: what is recalled was found for these very weights and settings; a file that is broken or
-belongs to others is left aside, with a line that says so, and no trouble with a file ends a start.
+Only acceptance is kept, which follows from weights and settings; times are measured at every start.
+Invariant: what is recalled was found for these very weights and settings; a file that is broken or belongs to
+others is left aside, with a line that says so, and no trouble with a file ends a start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sizes of the engine from the memory there is: the model's length, KV pages, and whether two layouts fit.
 
-Called by `engine.worker.startup` between declaring a model and loading it. Invariant: what is planned here is
-what is allocated later, so that our own sizing never meets the out-of-memory killer.
+Invariant: what is planned here is what is allocated later, so that our own sizing never meets the
+out-of-memory killer.
 """
 
 from __future__ import annotations

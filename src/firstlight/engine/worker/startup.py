@@ -1,7 +1,7 @@
 """The one file that orders the phases of a start: from an opened checkpoint to a model that has made a token.
 
-Called by `engine.rank` in every rank, and by `firstlight.llm`. Reports each phase as it is entered, with
-bytes resident while weights arrive. Invariant: `start` returns only after a token went through the real path.
+Reports each phase as it is entered, with bytes resident while weights arrive. Invariant: `start` returns only
+after a token went through the real path.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How long a step of m rows takes, measured at the start: T(m), by which drafting is judged later.
 
-Called by `engine.worker.rank_loop` after the self-test. The rows are real ones, of as many running sequences,
-through scheduler, model and sampler; drafts are timed on some of them. Invariant: nothing of it stays: no
-sequence, no cached page, no count.
+The rows are real ones, of as many running sequences, through scheduler, model and sampler; drafts are timed
+on some of them. Invariant: nothing of it stays: no sequence, no cached page, no count.
 """
 
 from __future__ import annotations

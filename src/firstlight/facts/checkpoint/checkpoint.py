@@ -1,7 +1,7 @@
 """`open_checkpoint`: one door to every checkpoint, whatever its kind.
 
-Called by the engine, by `text` users, `convert`, the memory budget and planning. Only headers are read.
-Invariant: what comes back can be loaded as far as headers can tell; every bad input is one clear error.
+Only headers are read. Invariant: what comes back can be loaded as far as headers can tell; every bad input is
+one clear error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """config.json of an EAGLE-3 drafter, in any of its three dialects, to what its files mean.
 
-Called by `models.eagle3_file`. The dialects: raw (SafeAILab, SpecForge, AQ-MedAI), speculators, and
-Model-Optimizer. They differ in where sizes stand, in what an absent norm flag means, and in how layers
-are counted. Torch-free. Invariant: layers leave here as the contract counts them (blocks that have run),
-with a note on what the file said.
+The dialects: raw (SafeAILab, SpecForge, AQ-MedAI), speculators, and Model-Optimizer. They differ in where
+sizes stand, in what an absent norm flag means, and in how layers are counted. Torch-free. Invariant: layers
+leave here as the contract counts them (blocks that have run), with a note on what the file said.
 """
 
 from __future__ import annotations

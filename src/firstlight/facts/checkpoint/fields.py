@@ -1,7 +1,7 @@
 """Typed reading of untrusted fields: config.json, generation_config.json and GGUF metadata.
 
-Used by `hf_config` and `gguf_config`. Invariant: a value that leaves a getter has the promised type and lies
-in the promised range, or a `ModelFileError` named the field and the file.
+Invariant: a value that leaves a getter has the promised type and lies in the promised range, or a
+`ModelFileError` named the field and the file.
 """
 
 from __future__ import annotations

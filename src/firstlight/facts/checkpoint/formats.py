@@ -1,4 +1,4 @@
-"""Weight formats as byte geometry: how many bytes hold how many values. Used by facts, loading and quant.
+"""Weight formats as byte geometry: how many bytes hold how many values.
 
 The arithmetic of a format (what the bytes mean) lives in the room `quant`; here is only what is needed to
 find and check byte ranges without torch. Invariant: `SUPPORTED` and `quant.registry.FORMATS` have the same

@@ -1,5 +1,4 @@
-"""Tensor names of files in the words of a Hugging Face language model. Used by `gguf_checkpoint` and
-`hf_checkpoint`.
+"""Tensor names of files in the words of a Hugging Face language model.
 
 Everything above this room knows those names only. Invariant: the mapping is one to one.
 """

@@ -1,7 +1,7 @@
 """Which stored tensors make up a quantised matrix: found by their names, checked by types and shapes.
 
-Called by `joining`. Invariant: the parts that come back have the sizes that the matrix's shape demands, so
-that a reader may slice them without looking again.
+Invariant: the parts that come back have the sizes that the matrix's shape demands, so that a reader may slice
+them without looking again.
 
 Shapes: N rows (outputs), K columns (inputs) of the matrix.
 """

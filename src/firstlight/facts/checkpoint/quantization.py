@@ -1,8 +1,7 @@
 """quantization_config of a config.json: which scheme a module's weight is stored by.
 
-Called by `hf_checkpoint`, and by `weight_schemes` where there are no tensors. Knows compressed-tensors
-(groups with targets, `re:` patterns and ignore lists), fp8, awq, gptq and modelopt. Invariant: no scheme is
-refused here before a module asks for it, so that the error names the module.
+Knows compressed-tensors (groups with targets, `re:` patterns and ignore lists), fp8, awq, gptq and modelopt.
+Invariant: no scheme is refused here before a module asks for it, so that the error names the module.
 """
 
 from __future__ import annotations

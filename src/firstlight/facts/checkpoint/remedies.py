@@ -1,6 +1,6 @@
 """What to do about a model file that cannot be used: remedies that many errors of this room share.
 
-Used by the readers of this room and of `loading`. Invariant: each is one sentence in the imperative.
+Invariant: each is one sentence in the imperative.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The header of a safetensors file: names, types, shapes and byte ranges, checked before anything is read.
 
-Called by `hf_checkpoint`, one file at a time. Invariant: the ranges handed out lie inside the file, do not
-overlap, leave no hole, and have the size that type and shape demand.
+Invariant: the ranges handed out lie inside the file, do not overlap, leave no hole, and have the size that
+type and shape demand.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How a module's weight is stored by what made it: the words of quantization_config, brought to one `Scheme`.
 
-Read by `quantization` out of config.json, used by `packings` (which tensors a module has) and by the room
-`quant` (what their bits mean). Invariant: a scheme that exists here can be read; others are `Unreadable`.
+Invariant: a scheme that exists here can be read; others are `Unreadable`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a checkpoint holds: the description of its model and where each tensor's bytes lie.
 
-Made by `open_checkpoint`, read by loading, by the memory budget and by planning. Invariant: every tensor's
-byte range lies inside its file, and its size follows from format and shape.
+Invariant: every tensor's byte range lies inside its file, and its size follows from format and shape.
 """
 
 from __future__ import annotations

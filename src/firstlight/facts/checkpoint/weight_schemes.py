@@ -1,8 +1,7 @@
 """How the matrices of a checkpoint are stored, by its config.json alone: names, types and shapes of tensors.
 
-Used by `declared`, where a plan is made without headers. What a quantization_config says is read by
-`quantization`, and the meaning of the bytes lives in the room `quant`. Invariant: a scheme whose sizes are
-not known is an error that names it.
+What a quantization_config says is read by `quantization`, and the meaning of the bytes lives in the room
+`quant`. Invariant: a scheme whose sizes are not known is an error that names it.
 """
 
 from __future__ import annotations

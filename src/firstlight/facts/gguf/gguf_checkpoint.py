@@ -1,7 +1,7 @@
 """A GGUF file (or a set of split files) as a `Checkpoint`.
 
-Called by `open_checkpoint`. Invariant: every tensor is mapped to its Hugging Face name, has a supported
-format and lies inside its file; otherwise the error names the tensor.
+Invariant: every tensor is mapped to its Hugging Face name, has a supported format and lies inside its file;
+otherwise the error names the tensor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GGUF metadata to `ModelDescription`: the architectures llama (with Mistral), qwen2 and qwen3.
 
-Called by `gguf_checkpoint`. Invariant: a metadata key that would change the model's arithmetic in a way this
-version cannot follow is an error that names the key, never ignored.
+Invariant: a metadata key that would change the model's arithmetic in a way this version cannot follow is an
+error that names the key, never ignored.
 """
 
 from __future__ import annotations

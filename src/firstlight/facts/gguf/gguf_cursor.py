@@ -1,7 +1,7 @@
 """A reading position in the header of a GGUF file whose length nobody knows beforehand.
 
-Used by `gguf_header`. Invariant: nothing is read or allocated past the end of the file or past
-`MAX_HEADER_BYTES`, whatever length the file claims.
+Invariant: nothing is read or allocated past the end of the file or past `MAX_HEADER_BYTES`, whatever length
+the file claims.
 """
 
 from __future__ import annotations

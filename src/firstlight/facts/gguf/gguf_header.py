@@ -1,8 +1,8 @@
 """The header of a GGUF file (versions 2 and 3): metadata and tensor positions, read in milliseconds.
 
-Read by `gguf_checkpoint` (sizes, tensors) and by the room `text` (tokenizer, template). Long arrays are only
-walked, and decoded when asked for. Every length in the file is untrusted. Invariant: nothing is allocated on
-the word of the file alone, so a hostile header costs at most `MAX_HEADER_BYTES` of memory.
+Long arrays are only walked, and decoded when asked for. Every length in the file is untrusted. Invariant:
+nothing is allocated on the word of the file alone, so a hostile header costs at most `MAX_HEADER_BYTES` of
+memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a GGUF file says about its tokenizer beside the vocabulary: special tokens and the chat template.
 
-Used by `loading.convert` for tokenizer_config.json. Invariant: a special token is named by its text, and an
-id outside the vocabulary is an error.
+Invariant: a special token is named by its text, and an id outside the vocabulary is an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Hugging Face folder (config.json and safetensors) as a `Checkpoint`.
 
-Called by `open_checkpoint`. Pickle files are never opened. Invariant: every tensor that the index names was
-found in its shard, with a supported type.
+Pickle files are never opened. Invariant: every tensor that the index names was found in its shard, with a
+supported type.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """config.json to `ModelDescription`: every family that `models.registry` builds.
 
-Called by `hf_checkpoint`. Knows the old and the new spelling of rope fields. Invariant: a field that would
-change the model's arithmetic in a way this version cannot follow is an error that names the field.
+Knows the old and the new spelling of rope fields. Invariant: a field that would change the model's arithmetic
+in a way this version cannot follow is an error that names the field.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`ModelDescription` back to config.json and generation_config.json, as transformers and vLLM read them.
 
-Used by `loading.convert`. Invariant: `describe_hf(hf_config(d), ...)` gives `d` back, or `hf_config` refused.
+Invariant: `describe_hf(hf_config(d), ...)` gives `d` back, or `hf_config` refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokens that end an answer of a Kimi model, beside those that config.json and generation_config.json name.
 
-Called by `hf_checkpoint`. The published files name one in each place, while the model writes two of them:
-[EOS] (eos_token of the tokenizer) and <|im_end|>. Invariant: other families' ends are left as they are.
+The published files name one in each place, while the model writes two of them: [EOS] (eos_token of the
+tokenizer) and <|im_end|>. Invariant: other families' ends are left as they are.
 """
 
 from __future__ import annotations

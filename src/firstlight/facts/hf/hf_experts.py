@@ -1,7 +1,7 @@
 """Fields of config.json about latent attention and about experts, for the families that have them.
 
-Called by `hf_config`. Invariant: a field that would change which experts are chosen, or how they are weighed,
-in a way this version cannot follow is an error that names the field.
+Invariant: a field that would change which experts are chosen, or how they are weighed, in a way this version
+cannot follow is an error that names the field.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Latent attention, experts and yarn back to fields of config.json. Used by `hf_config_writer`.
+"""Latent attention, experts and yarn back to fields of config.json.
 
 Invariant: `hf_experts` and `hf_rope` read the same from these fields.
 """

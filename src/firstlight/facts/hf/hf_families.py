@@ -1,8 +1,8 @@
 """What is each family's own in a config.json: the defaults of its class, and what its class never reads.
 
-Read by `hf_config`. tests/unit/facts/hf/test_config_fields.py goes through transformers' classes field by
-field and says of each whether it is followed, refused or of no matter. Invariant: where config.json is
-silent, a family has what transformers assumes.
+tests/unit/facts/hf/test_config_fields.py goes through transformers' classes field by field and says of each
+whether it is followed, refused or of no matter. Invariant: where config.json is silent, a family has what
+transformers assumes.
 """
 
 from __future__ import annotations

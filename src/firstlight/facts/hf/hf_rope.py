@@ -1,6 +1,6 @@
 """The rope section of a config.json, in its old and its new spelling, to `RopeScaling`.
 
-Called by `hf_config`. Invariant: a kind of scaling that this version cannot follow is an error that names it.
+Invariant: a kind of scaling that this version cannot follow is an error that names it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The limits that control groups (version 1 and 2) put on this process: memory and processor time.
 
-Used by `machine`. Linux only; elsewhere, and where the files are hidden, there is no limit. Invariant: the
-limits of all ancestors count, and the tightest one is returned.
+Linux only; elsewhere, and where the files are hidden, there is no limit. Invariant: the limits of all
+ancestors count, and the tightest one is returned.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What this machine offers to this process: cores, memory, instruction sets, GPUs. Torch-free.
 
-Used by the cli (`env`, the default of --threads), the memory budget and the choice of operators. Invariant:
-numbers are what *we* may use (affinity, quotas and limits applied), not what the hardware has.
+Invariant: numbers are what *we* may use (affinity, quotas and limits applied), not what the hardware has.
 """
 
 from __future__ import annotations

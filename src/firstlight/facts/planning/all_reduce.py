@@ -1,7 +1,7 @@
 """How long an all-reduce takes, by its size: an alpha-beta model, or times that were measured.
 
-Used by `decode_time`. Latencies of a ring are those of NCCL's own tuning model (its LL protocol, for small
-messages). Invariant: a larger message never takes less time.
+Latencies of a ring are those of NCCL's own tuning model (its LL protocol, for small messages). Invariant: a
+larger message never takes less time.
 """
 
 from __future__ import annotations

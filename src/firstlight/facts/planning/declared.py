@@ -1,7 +1,6 @@
 """The tensors that a model of a description has, as rows of headers: what a checkpoint must hold.
 
-Used by planning where there are no headers to read, and by the maker of built-in descriptions. Invariant:
-names and shapes are those that the room `models` declares; a test compares them.
+Invariant: names and shapes are those that the room `models` declares; a test compares them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long a decode step takes, and from which acceptance on drafts pay: arithmetic over bytes and latencies.
 
-Used by planning. A step of few tokens is bound by memory and by latency, so compute is left out: the model
-holds for some tens of tokens. Invariant: a step of more tokens never takes less time.
+A step of few tokens is bound by memory and by latency, so compute is left out: the model holds for some tens
+of tokens. Invariant: a step of more tokens never takes less time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A deployment on paper: memory of each rank, what it must read, how long steps take, when drafts pay.
 
-Called by `firstlight plan`; brings together what other modules of this room compute. Invariant: the memory is
-divided by `memory.compute_budget`, as at a real start.
+Invariant: the memory is divided by `memory.compute_budget`, as at a real start.
 """
 
 from __future__ import annotations

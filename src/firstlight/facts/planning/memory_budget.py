@@ -1,7 +1,7 @@
 """Where the memory goes, computed before anything is allocated: a budget that explains itself.
 
-Used by the engine at start, by `env` and by planning. Pure arithmetic. Invariant: the lines of a budget add
-up to no more than what may be planned for, so that our own sizing never meets the out-of-memory killer.
+Pure arithmetic. Invariant: the lines of a budget add up to no more than what may be planned for, so that our
+own sizing never meets the out-of-memory killer.
 """
 
 from __future__ import annotations

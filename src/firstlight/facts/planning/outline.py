@@ -1,8 +1,8 @@
 """What planning knows of a model: its description, its tensors in groups, and where both come from.
 
-Made by `open_outline` for `firstlight plan`, from headers where there are files, from the configuration by
-rules where there are none, and from descriptions that come with firstlight. No weight is read. Invariant: a
-tensor that is no part of the language model is in no group, and `notes` say so.
+It comes from headers where there are files, from the configuration by rules where there are none, and from
+descriptions that come with firstlight. No weight is read. Invariant: a tensor that is no part of the language
+model is in no group, and `notes` say so.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a rank's memory goes to in a deployment on paper, whether it suffices, and what would help.
 
-Used by `deployment`. Invariant: the memory is divided by `memory.compute_budget`, as at a real start.
+Invariant: the memory is divided by `memory.compute_budget`, as at a real start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How tensors fall to the ranks of a deployment: which are split, along what, and what a rank keeps of each.
 
-Used by `loading.plan` and the models for their bounds (`split_evenly`), and by planning for sizes. Torch-free
-arithmetic over names and shapes. Invariant: at one rank everything is kept, and the shares of a split tensor
-add up to the tensor.
+Torch-free arithmetic over names and shapes. Invariant: at one rank everything is kept, and the shares of a
+split tensor add up to the tensor.
 """
 
 from __future__ import annotations

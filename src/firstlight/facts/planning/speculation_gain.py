@@ -1,7 +1,7 @@
 """From which acceptance on drafts pay, and what they bring: arithmetic over the times of steps.
 
-Used by planning. L, the acceptance length, is the tokens of a step with drafts, the model's own one
-included; c is what such a step takes, in steps without drafts. Drafts pay where L > c.
+L, the acceptance length, is the tokens of a step with drafts, the model's own one included; c is what such a
+step takes, in steps without drafts. Drafts pay where L > c.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """vLLM and SGLang as backends: one child that starts the rest, a relay in front of it, its log as its voice.
 
-Made by `pick`. Invariants: the engine listens where only the relay is meant to reach it; readiness is one
-token through the relay and the engine's own HTTP API.
+Invariants: the engine listens where only the relay is meant to reach it; readiness is one token through the
+relay and the engine's own HTTP API.
 """
 
 from __future__ import annotations

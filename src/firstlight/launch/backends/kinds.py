@@ -1,6 +1,6 @@
 """What is different about vLLM and SGLang: how our options are written, and where they listen. Pure.
 
-Used by `foreign`. Invariant: an option of ours that an engine has no use for is refused by name.
+Invariant: an option of ours that an engine has no use for is refused by name.
 """
 
 from __future__ import annotations

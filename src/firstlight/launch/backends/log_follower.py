@@ -1,8 +1,8 @@
 """Follows a foreign engine by what it prints, and writes it into black boxes as if the engine had.
 
-Made by `foreign` for each start. Lines come from the threads that drain the output; everything else happens
-in the supervisor's thread. Invariant: that the engine listens is seen by connecting to it, not by a line that
-another version may word differently.
+Lines come from the threads that drain the output; everything else happens in the supervisor's thread.
+Invariant: that the engine listens is seen by connecting to it, not by a line that another version may word
+differently.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Our own engine as a backend: a process for each rank, all of which write their boxes themselves.
 
-Made by `pick`. Invariant: nothing of it reads a log.
+Invariant: nothing of it reads a log.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """What the supervisor needs of an engine, whoever wrote it: how to start it, and how to follow it.
 
-Implemented by `native` and `foreign`, chosen by `pick`, used by `launch.serve`, `children` and `watch`.
 Invariant: whatever runs the model, the same black boxes say where its processes are, so that whoever reads
 phases need not ask which engine it is.
 """

@@ -1,7 +1,7 @@
 """Black boxes that the supervisor writes for processes that know nothing of them.
 
-Used by `log_follower`. Invariant: the phases in such a box are those that the engine's own lines told, or
-that were seen from outside.
+Invariant: the phases in such a box are those that the engine's own lines told, or that were seen from
+outside.
 """
 
 from __future__ import annotations

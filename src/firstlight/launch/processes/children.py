@@ -1,7 +1,7 @@
 """The real world of the supervisor: child processes, their output, their boxes, the port, and our signals.
 
-Made by `launch.serve`, driven by `supervisor.supervise`. Invariant: leaving the `with` block ends every
-child that is left and gives back every descriptor and signal handler.
+Invariant: leaving the `with` block ends every child that is left and gives back every descriptor and signal
+handler.
 """
 
 from __future__ import annotations

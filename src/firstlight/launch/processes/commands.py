@@ -1,7 +1,7 @@
 """What to start: the command, environment and cores of each child. Pure.
 
-Called by `launch.serve`. Invariant: the threads of all children together never exceed the cores we may use,
-unless the user asked for more.
+Invariant: the threads of all children together never exceed the cores we may use, unless the user asked for
+more.
 """
 
 from __future__ import annotations

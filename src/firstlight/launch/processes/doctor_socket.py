@@ -1,8 +1,8 @@
 """The supervisor's side of `doctor.sock`: stacks of its ranks for a doctor that may not take them itself.
 
-Made by `children` for the life of a run. A rank lets its supervisor trace it, so py-spy works from here where
-it is refused to others of the same user. Invariants: only our own user is answered; one question at a time,
-each bounded in size and time; the engine's supervision never waits for it.
+A rank lets its supervisor trace it, so py-spy works from here where it is refused to others of the same user.
+Invariants: only our own user is answered; one question at a time, each bounded in size and time; the engine's
+supervision never waits for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is written down of each child that has ended, at once and for whoever asks later.
 
-Used by `children`. Invariant: a disk that is full does not keep the supervisor from its work.
+Invariant: a disk that is full does not keep the supervisor from its work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The supervisor's end of the janitor: starts it, names processes to it, dismisses it.
 
-Used by `launch.serve`. Invariant: from `start_janitor` on, whatever ends us ends the run.
+Invariant: from `start_janitor` on, whatever ends us ends the run.
 """
 
 from __future__ import annotations

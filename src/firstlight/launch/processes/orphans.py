@@ -1,8 +1,8 @@
 """What the ranks leave when they die: their own children become ours, and none is lost or left a zombie.
 
-Used by `children`. Linux only; elsewhere orphans go to the system's first process. Invariant: a process that
-somebody else in this program waits for is never taken from him: members of the children's sessions are taken
-at once; others only where we are the first process of a container, and after a time in which nobody did.
+Linux only; elsewhere orphans go to the system's first process. Invariant: a process that somebody else in
+this program waits for is never taken from him: members of the children's sessions are taken at once; others
+only where we are the first process of a container, and after a time in which nobody did.
 """
 
 from __future__ import annotations

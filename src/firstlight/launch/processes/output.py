@@ -1,8 +1,8 @@
 r"""The output of a child: drained by a thread, cut into lines, written to its log, the last lines kept.
 
-Started by `children` for each child. A line ends at `\n` or, as progress bars are drawn, at `\r`; what
-stands for a second without an end is handed on as it is, because the line that explains a hang often has
-none. Invariant: the child never waits for us, whatever becomes of the log.
+A line ends at `\n` or, as progress bars are drawn, at `\r`; what stands for a second without an end is handed
+on as it is, because the line that explains a hang often has none. Invariant: the child never waits for us,
+whatever becomes of the log.
 """
 
 from __future__ import annotations

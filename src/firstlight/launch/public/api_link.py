@@ -1,6 +1,6 @@
 """The supervisor's end of its link to the api process: orders, and the request that proves it is ready.
 
-Used by `children`. Invariant: nothing here waits for the api process; a stuck one is noticed elsewhere.
+Invariant: nothing here waits for the api process; a stuck one is noticed elsewhere.
 """
 
 from __future__ import annotations

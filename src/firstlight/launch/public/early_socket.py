@@ -1,7 +1,7 @@
 """The public socket and what answers on it, opened before anything else is imported.
 
-Called by `cli.entry` in the first moments, or else by `launch.serve`. Standard library only, and only such
-modules of ours. Invariant: a Unix socket is removed when its `Early` is closed, and never a second time.
+Standard library only, and only such modules of ours. Invariant: a Unix socket is removed when its `Early` is
+closed, and never a second time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The public socket: bound and listening before anything else happens.
 
-Called by `launch.public.early_socket`; the api process accepts on the same descriptor later. Standard library
-only, as it comes before any other import. Invariant: from the moment `listen` returns, a client's connection
-is held by the kernel and not refused.
+Standard library only, as it comes before any other import. Invariant: from the moment `listen` returns, a
+client's connection is held by the kernel and not refused.
 """
 
 from __future__ import annotations

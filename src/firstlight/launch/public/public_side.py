@@ -1,7 +1,7 @@
 """What the world sees of a run: the answers on the port, the person's terminal, and who gives them when.
 
-Made by `launch.serve`, told by `children` what happens. Invariant: of front and api process exactly one
-accepts on the public socket, except for the moment of the hand-over, in which nobody does.
+Invariant: of front and api process exactly one accepts on the public socket, except for the moment of the
+hand-over, in which nobody does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What answers on the public port while the engine does not: 503 with the reason, and how far the start is.
 
-Run by the supervisor in a thread of its own. It answers from the first moment until the api process takes
-over, and again when the engine or the api process is lost. Standard library only, as it answers before
-anything else is imported. Invariants: every answer says `Connection: close`, so that no client stays with
-it; nothing a client sends or leaves unread holds it up for long, and half a request gives way to a whole one.
+It answers from the first moment until the api process takes over, and again when the engine or the api
+process is lost. Standard library only, as it answers before anything else is imported. Invariants: every
+answer says `Connection: close`, so that no client stays with it; nothing a client sends or leaves unread
+holds it up for long, and half a request gives way to a whole one.
 """
 
 from __future__ import annotations

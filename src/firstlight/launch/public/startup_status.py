@@ -1,7 +1,7 @@
 """The whole start as values: what /startup shows, what an error message says, what `firstlight ps` lists.
 
-Pure. Called by the supervisor whenever something has moved. Invariant: the run is as far as its slowest
-process, and a number that is not known is absent, never guessed.
+Pure. Invariant: the run is as far as its slowest process, and a number that is not known is absent, never
+guessed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What systemd is told of a service of type `notify`: ready, where it is, stopping, and that it works.
 
-Made by `launch.serve`, fed by what the public port says and by the supervisor's loop. Invariants: nobody
-listening costs nothing, and nobody reading a second at most, twice in a life; the watchdog hears from us only
-while a start goes on, somebody could be served, or an end is under way.
+Invariants: nobody listening costs nothing, and nobody reading a second at most, twice in a life; the watchdog
+hears from us only while a start goes on, somebody could be served, or an end is under way.
 """
 
 from __future__ import annotations

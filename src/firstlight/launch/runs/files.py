@@ -1,7 +1,7 @@
 """The files that a run names beside its model: checked before anything is started with them.
 
-Called by `launch.serve`, and for its template by `firstlight run`. Invariant: after `check_files`, the
-certificate fits its key, the template compiles, and every named file can be read.
+Invariant: after `check_files`, the certificate fits its key, the template compiles, and every named file can
+be read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The private directory of one run: configuration, secrets, sockets, progress and last words.
 
-Made by `launch.serve`, read by the children. After a failure it stays, with the logs; a later start removes
-it. Invariants: only our user can enter it (mode 0700), and its path is short enough for the Unix sockets
-inside; nothing is removed but directories of ours whose launcher has ended.
+After a failure it stays, with the logs; a later start removes it. Invariants: only our user can enter it
+(mode 0700), and its path is short enough for the Unix sockets inside; nothing is removed but directories of
+ours whose launcher has ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The runs of our user on this machine, and how far each of their processes is.
 
-Called by `firstlight ps` and `firstlight stop`. Reads what supervisors and processes have written down, and
-asks a living supervisor only whether it has a verdict. Invariant: only directories of our own user count, and
-what a run does not tell is absent, never guessed.
+Reads what supervisors and processes have written down, and asks a living supervisor only whether it has a
+verdict. Invariant: only directories of our own user count, and what a run does not tell is absent, never
+guessed.
 """
 
 from __future__ import annotations

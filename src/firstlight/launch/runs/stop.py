@@ -1,7 +1,7 @@
 """Ending a run from outside: its supervisor is asked, and at the very end killed if that is wanted.
 
-Called by `firstlight stop`. Invariant: a signal goes only to the process that the run's own record names by
-pid and start time, right after both were compared; what a killed supervisor leaves is its janitor's to end.
+Invariant: a signal goes only to the process that the run's own record names by pid and start time, right
+after both were compared; what a killed supervisor leaves is its janitor's to end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers with their units, for people. Used by the console and by the picture of a start."""
+"""Numbers with their units, for people."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The start on a terminal: a row for each rank with its phase, a bar, the rate and the time left.
 
-Used by the console while the start lasts. Invariant: lines that are said meanwhile stay above the view, and
-when it is closed nothing of it is left on the screen.
+Invariant: lines that are said meanwhile stay above the view, and when it is closed nothing of it is left on
+the screen.
 """
 
 from __future__ import annotations

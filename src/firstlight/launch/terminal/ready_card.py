@@ -1,7 +1,7 @@
 """The card at ready: what is served, where, and a request that runs as it is printed. Pure.
 
-Called by the console. Invariant: the printed command works in the shell of the person who started the
-server, also with TLS, a Unix socket or API keys, and it never shows a key.
+Invariant: the printed command works in the shell of the person who started the server, also with TLS, a Unix
+socket or API keys, and it never shows a key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How far each process is: read from the black boxes, with rates and remaining times.
 
-Called by the supervisor a few times a second. Invariant: no phase is missed, however short it was, and each
-is handed out with its last odometer before the next one begins.
+Invariant: no phase is missed, however short it was, and each is handed out with its last odometer before the
+next one begins.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """For how long each process of a run has made no useful progress, from cheap looks a few times a second.
 
-Pure but for `read_marks`. Used by `watch`, which sends for the doctor when a pulse is gone. Invariant: what
-counts is progress that means something (odometer, steps, bytes read, pages faulted in); time passes for a
-process only while it has something to do.
+Pure but for `read_marks`. Invariant: what counts is progress that means something (odometer, steps, bytes
+read, pages faulted in); time passes for a process only while it has something to do.
 """
 
 from __future__ import annotations

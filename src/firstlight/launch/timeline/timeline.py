@@ -1,8 +1,8 @@
 """The black boxes of a run as one timeline: what each process entered and did, in the order of time.
 
-Pure but for `read_timeline`, which reads the boxes and looks at /proc. Called by `firstlight blackbox`; its
-JSON is this file's structs. Invariant: all times are of one clock, the monotonic one that the processes of a
-machine share, and are turned into Unix time by one and the same box, so that no difference is a clock's.
+Pure but for `read_timeline`, which reads the boxes and looks at /proc. Invariant: all times are of one clock,
+the monotonic one that the processes of a machine share, and are turned into Unix time by one and the same
+box, so that no difference is a clock's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A timeline for people: a head that says where each process is, then what happened, a line each.
 
-Pure. Called by `firstlight blackbox`. Invariant: what a box said is shown on one line, whatever is in it.
+Pure. Invariant: what a box said is shown on one line, whatever is in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Grouped linear layers: a weight for each group of rows, from declared tensors to one resident operator.
 
-Used by `moe`, and its `require_order` by `expanding`. Parts of one group are stacked along its outputs, as in
-`linear`. Invariant: a group is laid out, and its raw blocks dropped, as soon as its last part has arrived.
+Parts of one group are stacked along its outputs, as in `linear`. Invariant: a group is laid out, and its raw
+blocks dropped, as soon as its last part has arrived.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rotary position embedding: cos and sin of every position, with the scalings of Llama 3 and of yarn.
 
-Built once by a model; the runner picks the rows of a step's positions. Pairs (2i, 2i+1) of a head turn
-together: `linear.interleave_rows` brings checkpoints of the half-split convention into this order, exactly.
+Pairs (2i, 2i+1) of a head turn together: `linear.interleave_rows` brings checkpoints of the half-split
+convention into this order, exactly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether an instruction set computes here what the portable code computes: asked once, before it is used.
 
-Called by `pick`. A processor, a hypervisor or a compiler may be wrong about an instruction, and not every one
-of our machines has every instruction set. Invariant: what is not confirmed is not used.
+A processor, a hypervisor or a compiler may be wrong about an instruction, and not every one of our machines
+has every instruction set. Invariant: what is not confirmed is not used.
 
 The battery: every operator on few odd rows, about 20 ms of one Zen 1 core, most of it the portable code.
 """

@@ -1,7 +1,6 @@
 """A layer's experts as operators of the native library: chosen, sorted, multiplied with and added up.
 
-Made by `native_backend`; run by itself, or recorded on a `tape.NativeTape`. Invariant: both are the same
-operators and give the same bits.
+Invariant: both are the same operators and give the same bits.
 
 Shapes: T tokens, H hidden, E experts, K chosen ones, R rows of the products = T * K, I inner width.
 """

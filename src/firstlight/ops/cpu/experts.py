@@ -1,8 +1,7 @@
 """The weights of a layer's experts, and the product of rows with the weights of the experts they go to.
 
-Made by `native_backend.NativeBackend.grouped_linear`; heads of latent attention are experts that every row
-goes to. Rows come sorted by expert; only experts that have rows are read. Invariant: a row's bits are those
-of the ordinary product with its expert.
+Heads of latent attention are experts that every row goes to. Rows come sorted by expert; only experts that
+have rows are read. Invariant: a row's bits are those of the ordinary product with its expert.
 
 Shapes: R rows, G groups (experts), O outputs, I inputs.
 """

@@ -1,7 +1,7 @@
 """Latent attention as operators of the native library.
 
-Used by `tape`. Heads are multiplied with as experts are, from rows that lie head by head. Invariant: the bits
-are those of `models.layers.latent`, operator by operator.
+Heads are multiplied with as experts are, from rows that lie head by head. Invariant: the bits are those of
+`models.layers.latent`, operator by operator.
 
 Shapes: T tokens, N heads, U and R values of a head that stay and that turn, L latent, V values of a head.
 """

@@ -1,7 +1,7 @@
 """The resident forms of a weight for stock CPU operators, and what each of them rounds.
 
-Made by `CpuBackend.linear`. A layout takes the exact values (or the exact 4-bit codes) of a matrix and keeps
-only its own form. What it rounds is stated in its docstring and measured by `weight_error`.
+A layout takes the exact values (or the exact 4-bit codes) of a matrix and keeps only its own form. What it
+rounds is stated in its docstring and measured by `weight_error`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The native library: found or compiled, loaded with ctypes, and its thread pool.
 
-Used by `native_backend` and `tape`. The structures here mirror `native/program.h`. Invariant: a `Pool` runs
-one program at a time, and keeps no reference to the memory it was given.
+The structures here mirror `native/program.h`. Invariant: a `Pool` runs one program at a time, and keeps no
+reference to the memory it was given.
 """
 
 from __future__ import annotations

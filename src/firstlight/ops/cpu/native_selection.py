@@ -1,7 +1,6 @@
 """The largest logits by our own kernels, where they lie: nothing is copied out but what is asked for.
 
-Made by `engine.worker.startup` beside the native backend. Invariant: the same values and ids as
-`TorchSelection`.
+Invariant: the same values and ids as `TorchSelection`.
 """
 
 from __future__ import annotations

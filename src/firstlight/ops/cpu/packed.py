@@ -1,7 +1,7 @@
 """Weights as the native kernels read them: tiles of 8 outputs, the file's own codes and scales, unrounded.
 
-Made by `native_backend.NativeBackend.linear`. All weights of a backend lie in one arena, for which huge pages
-are asked. Invariant: `NativeLinear.rows` gives bit for bit what `Matrix.dequantize` gave.
+All weights of a backend lie in one arena, for which huge pages are asked. Invariant: `NativeLinear.rows`
+gives bit for bit what `Matrix.dequantize` gave.
 """
 
 from __future__ import annotations

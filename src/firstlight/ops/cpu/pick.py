@@ -1,7 +1,7 @@
 """Which CPU operators a rank uses: our own where the library loads, PyTorch's otherwise, with the reason.
 
-Called once by `engine.worker.startup`. Invariants: a machine without a compiler serves the same models, only
-slower, and the start-up report says so; all ranks take the same operators.
+Invariants: a machine without a compiler serves the same models, only slower, and the start-up report says so;
+all ranks take the same operators.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a tape hands on between its operators: activations, and the buffers that all layers share.
 
-Used by `tape`. Invariant: a buffer of one name has one width, and stays where it is.
+Invariant: a buffer of one name has one width, and stays where it is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Chooses the layouts of each weight shape by measuring them for a few milliseconds at start.
 
-Called once by `CpuBackend.prepare`. The measurement runs on random weights of the real shapes; between
-timings of few rows the caches are flushed, because a model's weights never lie in them. Invariant: the choice
-and the figures behind it end in the start-up report.
+The measurement runs on random weights of the real shapes; between timings of few rows the caches are flushed,
+because a model's weights never lie in them. Invariant: the choice and the figures behind it end in the
+start-up report.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The clock of a rank on a GPU: what the device does at a moment, not what the host has launched by then.
 
-Put in place by `engine.worker.rank_loop` for `--device cuda`. Where a kind begins, an event is recorded on
-the stream; the times between them are read when the turn ends. Invariant: as with the host's clock, the kinds
-of a turn add up to its time: gaps in which the device waits for launches belong to the kind that launches.
+Where a kind begins, an event is recorded on the stream; the times between them are read when the turn ends.
+Invariant: as with the host's clock, the kinds of a turn add up to its time: gaps in which the device waits
+for launches belong to the kind that launches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The api process obeys its supervisor: when to accept clients, when to refuse them and why.
 
-Started by `serve.process` in the event loop. Invariant: nothing is accepted on the public socket before the
-order to do so has come, and when the supervisor is gone the process stops.
+Invariant: nothing is accepted on the public socket before the order to do so has come, and when the
+supervisor is gone the process stops.
 """
 
 from __future__ import annotations

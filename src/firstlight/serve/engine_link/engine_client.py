@@ -1,7 +1,7 @@
 """The api process's end of the engine's sockets: submit, abort, and the answers sorted by request.
 
-Used by `serve.openai.generation` and the handlers. One task receives every message and puts new tokens into
-the mailbox of their HTTP request. Invariant: memory a request holds here is bounded by its own tokens.
+One task receives every message and puts new tokens into the mailbox of their HTTP request. Invariant: memory
+a request holds here is bounded by its own tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """New tokens on their way from the engine to the HTTP request that waits for them.
 
-Filled by `serve.engine_link.engine_client`, emptied by `serve.openai.generation`. Invariants: whatever was
-not taken yet is merged into one output a sequence, so memory is bounded by the request's own tokens; a first
-token and an end never wait.
+Invariants: whatever was not taken yet is merged into one output a sequence, so memory is bounded by the
+request's own tokens; a first token and an end never wait.
 """
 
 from __future__ import annotations

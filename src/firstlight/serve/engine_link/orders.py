@@ -1,7 +1,6 @@
 """What the supervisor tells the api process, one JSON line an order, through a pair of sockets.
 
-Sent by `launch.public.api_link`, obeyed by `serve.engine_link.control_link`. Invariant: its end is an order
-too: the supervisor has gone.
+Invariant: its end is an order too: the supervisor has gone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The profile that the engine makes for a client, if it makes one: at most one at a time.
 
-Owned by `serve.engine_link.engine_client`, asked by `handlers_profile`. Invariant: the engine is told to end
-a profile at its deadline, and at once when the client has gone, so that it never records for nobody.
+Invariant: the engine is told to end a profile at its deadline, and at once when the client has gone, so that
+it never records for nobody.
 """
 
 from __future__ import annotations

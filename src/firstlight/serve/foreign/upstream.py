@@ -1,7 +1,7 @@
 """The foreign engine as the relay sees it: where it listens, what is open there, how far it has come.
 
-Made by `serve.relay`; its place is written by the supervisor. Invariant: nothing here reads the environment
-for proxies, and a request that its client gave up is given up at the engine too.
+Invariant: nothing here reads the environment for proxies, and a request that its client gave up is given up
+at the engine too.
 """
 
 from __future__ import annotations

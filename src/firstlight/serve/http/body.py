@@ -1,6 +1,6 @@
 """Reading a request's body: within the limit, as UTF-8 JSON, or a clear error.
 
-Called by every handler that takes a body. Invariant: never more than the limit is kept in memory.
+Invariant: never more than the limit is kept in memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What all connections of the public side share: their seats, their deadlines, the memory of their bodies.
 
-Made by `serve.process` and `serve.relay`, asked by `serve.http.http1`. Invariant: bodies whose requests have
-not been answered hold at most `max_held_bytes` together, and whoever is refused for it holds most.
+Invariant: bodies whose requests have not been answered hold at most `max_held_bytes` together, and whoever is
+refused for it holds most.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What /metrics says of drafts: how many were made, accepted, and in which place. Nothing without a drafter.
 
-Called by `serve.http.metrics` at a scrape. Every figure carries the drafter, k (the most drafts of a step one
-behind the other), and for trees top-k and the most nodes (of a chain 1 and k), as labels. Invariant: all but
-those of `now` are totals, so that a rate or a share of any span can be made.
+Every figure carries the drafter, k (the most drafts of a step one behind the other), and for trees top-k and
+the most nodes (of a chain 1 and k), as labels. Invariant: all but those of `now` are totals, so that a rate
+or a share of any span can be made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """uvicorn, opened and stopped in our order: ask the supervisor before the first client, drain before the end.
 
-Made by `serve.api` and by tests. Invariants: the public socket is accepted on only while the supervisor says
-so; on a stop new requests are told so at once, open ones run on within `drain_s`, and then the socket is
-closed for everybody.
+Invariants: the public socket is accepted on only while the supervisor says so; on a stop new requests are
+told so at once, open ones run on within `drain_s`, and then the socket is closed for everybody.
 """
 
 from __future__ import annotations

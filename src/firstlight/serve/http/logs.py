@@ -1,6 +1,6 @@
 """The api process's log on standard error, as text or one JSON object a line.
 
-Called once by `serve.api`. Invariant: prompts and answers are never logged.
+Invariant: prompts and answers are never logged.
 """
 
 from __future__ import annotations

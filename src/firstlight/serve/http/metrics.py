@@ -1,8 +1,6 @@
 """The figures of /metrics, in Prometheus' text form.
 
-Fed by the client (every step), by `serve.openai.generation` (every request) and by `serve.http.middleware`
-(every answer); read by a scrape. Names begin with `firstlight:`. Invariant: feeding costs about a
-microsecond, as it happens once a token.
+Names begin with `firstlight:`. Invariant: feeding costs about a microsecond, as it happens once a token.
 """
 
 from __future__ import annotations

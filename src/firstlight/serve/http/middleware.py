@@ -1,8 +1,7 @@
 """The layers around an application: who is logged, who is let in, who is told to wait.
 
-Used by `serve.app` and by `serve.relay`. Invariant: the layers are, from outside in: plain requests, access
-log, CORS, keys, readiness; so all see the same path, and a refusal is logged, readable by browsers, and says
-nothing before the key was seen.
+Invariant: the layers are, from outside in: plain requests, access log, CORS, keys, readiness; so all see the
+same path, and a refusal is logged, readable by browsers, and says nothing before the key was seen.
 """
 
 from __future__ import annotations

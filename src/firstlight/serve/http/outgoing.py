@@ -1,7 +1,7 @@
 """A client for asking HTTP servers: this machine's own directly, others through the environment's proxies.
 
-Made by `cli.chat_client` and by the drafter room for whatever server a person names. A shape test keeps other
-clients out. Invariant: what is asked of this machine never leaves it, whatever http_proxy or ALL_PROXY say.
+A shape test keeps other clients out. Invariant: what is asked of this machine never leaves it, whatever
+http_proxy or ALL_PROXY say.
 """
 
 from __future__ import annotations

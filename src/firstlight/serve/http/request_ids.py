@@ -1,7 +1,7 @@
 """Ids of requests: ours, which are unique, and a client's x-request-id, which is for tracing and need not be.
 
-Used by `serve.app`, `serve.engine_link.engine_client` and `serve.http.middleware`. Invariant: what a client
-sends as its id is kept short and printable before it goes into a header, a log or an id of ours.
+Invariant: what a client sends as its id is kept short and printable before it goes into a header, a log or an
+id of ours.
 """
 
 from __future__ import annotations

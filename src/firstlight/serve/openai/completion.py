@@ -1,8 +1,7 @@
 """What the answers of both completion endpoints have in common: their head, their job, the usage in streams.
 
-Used by `serve.openai.handlers_chat` and `serve.openai.handlers_completions`. Invariant: a head is made when
-the request is understood, so that times count from there and an unknown model is refused before anything is
-done for it.
+Invariant: a head is made when the request is understood, so that times count from there and an unknown model
+is refused before anything is done for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A conversation in the OpenAI form, checked and made plain for a chat template.
 
-Called by `serve.openai.chat_turn`. Invariant: a template sees only messages with a role and what it can show;
-the rest (images, tool calls where it has no place for them) was refused by name.
+Invariant: a template sees only messages with a role and what it can show; the rest (images, tool calls where
+it has no place for them) was refused by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One HTTP request's sequences, from submission to their last token, as deltas of text.
 
-Used by the chat and completion handlers, streaming or not. Invariant: leaving the `async with` block ends
-every sequence that is still open, so that a client that went away costs at most one more step.
+Invariant: leaving the `async with` block ends every sequence that is still open, so that a client that went
+away costs at most one more step.
 """
 
 from __future__ import annotations

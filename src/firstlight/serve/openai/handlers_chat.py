@@ -1,7 +1,6 @@
 """POST /v1/chat/completions.
 
-Registered by `serve.app`. Invariant: a stream, joined, is the answer that the same request gives without
-`stream`.
+Invariant: a stream, joined, is the answer that the same request gives without `stream`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """POST /v1/completions: texts or token ids in, texts out, one prompt or many.
 
-Registered by `serve.app`. Invariant: choice i of prompt p has the index p * n + i, as clients that send
-batches expect.
+Invariant: choice i of prompt p has the index p * n + i, as clients that send batches expect.
 """
 
 from __future__ import annotations

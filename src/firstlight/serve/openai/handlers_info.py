@@ -1,6 +1,6 @@
 """What the server says of itself: models, health, figures, configuration.
 
-Registered by `serve.app`. Invariant: nothing here is a secret, and nothing here waits for the engine.
+Invariant: nothing here is a secret, and nothing here waits for the engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """POST /v1/profile: where the time of decode steps goes, recorded on every rank.
 
-Registered by `serve.app`. Invariant: without API keys only clients on this machine may ask, for it is the
-operator's question and costs a little of everybody's time.
+Invariant: without API keys only clients on this machine may ask, for it is the operator's question and costs
+a little of everybody's time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """POST /tokenize and /detokenize, with and without /v1: what the model's tokenizer makes of a text, and back.
 
-Registered by `serve.app`. Invariant: the tokens of a conversation are those a chat request would run with.
+Invariant: the tokens of a conversation are those a chat request would run with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The description of the API for /openapi.json and /docs.
 
-Used by `serve.app`. Handlers read bodies and write answers themselves, so their types are described here.
-Invariant: every type that a route names is in the document, and nothing is fetched from another host.
+Handlers read bodies and write answers themselves, so their types are described here. Invariant: every type
+that a route names is in the document, and nothing is fetched from another host.
 """
 
 from __future__ import annotations

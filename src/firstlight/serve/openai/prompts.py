@@ -1,7 +1,7 @@
 """From a request's prompt to token ids that the engine can take.
 
-Called by the handlers. Long texts are tokenised in a thread, so that other streams go on. Invariant: prompts
-that leave here are not empty, fit into the model, and hold only ids that the model knows.
+Long texts are tokenised in a thread, so that other streams go on. Invariant: prompts that leave here are not
+empty, fit into the model, and hold only ids that the model knows.
 """
 
 from __future__ import annotations

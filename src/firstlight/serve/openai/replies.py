@@ -1,7 +1,7 @@
 """The answers: msgspec structs in OpenAI's shapes, encoded once a chunk on the hot path.
 
-Made by the handlers. Fields that a client must be able to tell absent from null use `UNSET`. Invariant: a
-field of OpenAI's shape is always present; fields of our own are present only when they were asked for.
+Fields that a client must be able to tell absent from null use `UNSET`. Invariant: a field of OpenAI's shape
+is always present; fields of our own are present only when they were asked for.
 """
 
 from __future__ import annotations

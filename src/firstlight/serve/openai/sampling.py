@@ -1,7 +1,7 @@
 """From a request's fields to the engine's `SamplingParams`, within the server's limits.
 
-Called by the chat and completion handlers. Invariant: what the engine would reject or misread (an id outside
-of the vocabulary, an impossible stop) is refused here, with the parameter's name.
+Invariant: what the engine would reject or misread (an id outside of the vocabulary, an impossible stop) is
+refused here, with the parameter's name.
 """
 
 from __future__ import annotations

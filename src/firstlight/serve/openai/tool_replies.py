@@ -1,7 +1,6 @@
 """Tool calls in OpenAI's shapes: whole ones in a message, pieces of them in a stream's deltas.
 
-Made by `serve.openai.handlers_chat` of what the parsers found. Invariant: the deltas of a call, joined, are
-the call.
+Invariant: the deltas of a call, joined, are the call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One answer through its parsers: what the model thinks, what it says, what it calls.
 
-Made by `serve.chat_parsing` for each choice and driven by `serve.openai.choice`, token by token. Invariant:
-without parsers, content is the text.
+Each choice has its own, driven token by token. Invariant: without parsers, content is the text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Markers in a stream of text, however it is cut: hold back only what may be the beginning of one.
 
-Used by the parsers. Invariant: the texts and markers that come out, joined, are the text that went in.
+Invariant: the texts and markers that come out, joined, are the text that went in.
 """
 
 from __future__ import annotations

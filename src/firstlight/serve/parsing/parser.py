@@ -1,8 +1,7 @@
 """What a parser of a model's markup is: text in, as it comes; reasoning, content and tool calls out.
 
-Implemented by the other files of this folder, joined by `serve.parsing.answer`. A parser knows text alone, so
-that it works for every tokenizer. Invariant: however the text is cut into pieces, what comes out, joined, is
-the same.
+A parser knows text alone, so that it works for every tokenizer. Invariant: however the text is cut into
+pieces, what comes out, joined, is the same.
 """
 
 from __future__ import annotations

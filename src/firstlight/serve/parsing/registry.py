@@ -1,7 +1,7 @@
 """Which parsers a server uses: by name, or by what is known of the model.
 
-Called by `serve.process`. A new family is one file with a `ParserFamily`, and a line in `FAMILIES`.
-Invariant: "auto" finds a family only where the model is of it, or its tokenizer has all of its markers.
+A new family is one file with a `ParserFamily`, and a line in `FAMILIES`. Invariant: "auto" finds a family
+only where the model is of it, or its tokenizer has all of its markers.
 """
 
 from __future__ import annotations

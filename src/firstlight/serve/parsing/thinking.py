@@ -1,8 +1,8 @@
 """Reasoning between two tags, such as <think> and </think>, at the beginning of an answer.
 
-Made by the families. The prompt may have opened it already; a model may open it once more, forget to close it
-before it calls a tool, or close it although it was never open. Invariant: text behind the first word of the
-content is never looked at again.
+The prompt may have opened it already; a model may open it once more, forget to close it before it calls a
+tool, or close it although it was never open. Invariant: text behind the first word of the content is never
+looked at again.
 """
 
 from __future__ import annotations
