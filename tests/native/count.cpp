@@ -46,7 +46,7 @@ static Quantized* codes(int64_t width) {
 }
 
 static uint8_t* weight(int32_t format, int64_t outputs, int64_t inputs) {
-    int64_t group = format == Q4_MIN ? 160 : 272, code_bytes = format == Q4_MIN ? 128 : 256;
+    int64_t group = format == Q4_1 ? 160 : 272, code_bytes = format == Q4_1 ? 128 : 256;
     int64_t num = outputs / TILE * (inputs / GROUP);
     uint8_t* made = room<uint8_t>(num * group);
     for (int64_t g = 0; g < num; g++)
@@ -83,10 +83,10 @@ int main(int argc, char** argv) {
     int64_t *where = room<int64_t>(ROWS), *places = room<int64_t>(ROWS * 40);
     for (int64_t row = 0; row < ROWS; row++) divisors[row] = 0.5f;
     Quantized *normed = codes(HIDDEN), *attended = codes(HEADS * SIZE), *inner = codes(INNER);
-    uint8_t* table = weight(Q8, VOCABULARY, HIDDEN);
+    uint8_t* table = weight(Q8_0, VOCABULARY, HIDDEN);
     float* ones = floats(HIDDEN, 1.0f);
 
-    std::vector<Op> ends = {make(OP_EMBED, {Q8, HIDDEN}, {table, x})}, norms, products, attention, gates, choice;
+    std::vector<Op> ends = {make(OP_EMBED, {Q8_0, HIDDEN}, {table, x})}, norms, products, attention, gates, choice;
     for (int layer = 0; layer < 2; layer++) {
         int64_t slots = PAGES * PAGE * KV_HEADS * SIZE;
         uint16_t *keys = room<uint16_t>(slots), *values = room<uint16_t>(slots);
@@ -95,15 +95,15 @@ int main(int argc, char** argv) {
             values[i] = float_to_half(value());
         }
         norms.push_back(make(OP_NORM, {HIDDEN}, {x, ones, nullptr, normed}));
-        products.push_back(product(Q4_MIN, QKV, HIDDEN, normed, qkv, 0));
+        products.push_back(product(Q4_1, QKV, HIDDEN, normed, qkv, 0));
         attention.push_back(make(OP_TURN_AND_WRITE, {HEADS, KV_HEADS, SIZE}, {qkv, keys, values}));
         attention.push_back(make(OP_ATTEND, {HEADS, KV_HEADS, SIZE, QKV, 0}, {qkv, keys, values, nullptr, attended}));
-        products.push_back(product(Q4_MIN, HIDDEN, HEADS * SIZE, attended, x, ADD_TO_OUTPUT));
-        products.push_back(product(Q4_MIN, 2 * INNER, HIDDEN, normed, gate, 0));
+        products.push_back(product(Q4_1, HIDDEN, HEADS * SIZE, attended, x, ADD_TO_OUTPUT));
+        products.push_back(product(Q4_1, 2 * INNER, HIDDEN, normed, gate, 0));
         gates.push_back(make(OP_SILU, {INNER}, {gate, nullptr, inner}));
-        products.push_back(product(Q4_MIN, HIDDEN, INNER, inner, x, ADD_TO_OUTPUT));
+        products.push_back(product(Q4_1, HIDDEN, INNER, inner, x, ADD_TO_OUTPUT));
     }
-    Op head = product(Q8, VOCABULARY, HIDDEN, normed, logits, 0);
+    Op head = product(Q8_0, VOCABULARY, HIDDEN, normed, logits, 0);
     ends.push_back(head);
     choice.push_back(make(OP_LARGEST, {VOCABULARY}, {logits, where, best}));
     choice.push_back(make(OP_TOP, {VOCABULARY, 40}, {logits, divisors, places, top}));

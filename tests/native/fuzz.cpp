@@ -80,33 +80,33 @@ static void set_half(uint8_t* p, float value, double* exact) {
 }
 
 static void fill_group(Weight& w, int64_t tile, int64_t g, uint8_t* p) {
-    int64_t code_bytes = w.format == Q8 ? 256 : 128;
+    int64_t code_bytes = w.format == Q8_0 ? 256 : 128;
     for (int64_t i = 0; i < code_bytes; i++) p[i] = (uint8_t)between(0, 255);
     for (int64_t lane = 0; lane < TILE; lane++) {
         double scale, minimum = 0.0;
         set_half(p + code_bytes + 2 * lane, any_value() * 0.01f, &scale);
-        if (w.format == Q4_MIN) set_half(p + code_bytes + 16 + 2 * lane, any_value() * 0.1f, &minimum);
-        if (w.format == Q4_ZERO) {
+        if (w.format == Q4_1) set_half(p + code_bytes + 16 + 2 * lane, any_value() * 0.1f, &minimum);
+        if (w.format == INT4_ZERO) {
             set_half(p + code_bytes + 16 + 2 * lane, (float)between(0, 16), &minimum);
             minimum *= -scale;
         }
         int64_t output = tile * TILE + lane;
         for (int64_t i = 0; i < GROUP && output < w.outputs; i++) {
             double code;
-            if (w.format == Q8) {
+            if (w.format == Q8_0) {
                 code = (int8_t)p[32 * (i / 4) + 4 * lane + i % 4];
             } else {
                 int byte = p[32 * (i % 16 / 4) + 4 * lane + i % 4];
-                code = (i < 16 ? byte & 15 : byte >> 4) - (w.format == Q4 ? 8 : 0);
+                code = (i < 16 ? byte & 15 : byte >> 4) - (w.format == Q4_0 ? 8 : 0);
             }
             w.exact[(size_t)(output * w.inputs + g * GROUP + i)] = code * scale + minimum;
         }
     }
 }
 
-static bool has_blocks(int32_t format) { return format == Q4_NESTED || format == Q6_NESTED; }
-static bool has_groups(int32_t format) { return format <= Q8 || format == Q4_ZERO; }
-static bool has_scales(int32_t format) { return format == FLOAT8 || format == FLOAT4; }
+static bool has_blocks(int32_t format) { return format == Q4_K || format == Q6_K; }
+static bool has_groups(int32_t format) { return format <= Q8_0 || format == INT4_ZERO; }
+static bool has_scales(int32_t format) { return format == FP8 || format == FP4; }
 static bool has_codes(int32_t format) { return has_groups(format) || has_blocks(format); }
 
 // A float of 8 or 4 bits: sign, exponent, `digits` bits behind the point.
@@ -118,7 +118,7 @@ static double small_float(int code, int bits, int digits, int bias) {
 
 // A group of small floats of 8 outputs, whose scales come last.
 static void fill_scaled(Weight& w, int64_t tile, int64_t g, uint8_t* p) {
-    bool is_eight = w.format == FLOAT8;
+    bool is_eight = w.format == FP8;
     int64_t size = is_eight ? 32 : 16, codes = is_eight ? 256 : 64;
     for (int64_t i = 0; i < codes; i++) {
         do p[i] = (uint8_t)between(0, 255);
@@ -138,7 +138,7 @@ static void fill_scaled(Weight& w, int64_t tile, int64_t g, uint8_t* p) {
 
 // A block of 8 groups and 8 outputs of a nested format.
 static void fill_block(Weight& w, int64_t tile, int64_t block, uint8_t* p) {
-    bool is_six = w.format == Q6_NESTED;
+    bool is_six = w.format == Q6_K;
     int64_t head = is_six ? 16 : 32, bytes = is_six ? 208 : 144;
     for (int64_t i = 0; i < head + 8 * bytes; i++) p[i] = (uint8_t)between(0, 255);
     for (int64_t lane = 0; lane < TILE; lane++) {
@@ -168,30 +168,30 @@ static Weight make_weight(int32_t format) {
     w.outputs = between(1, 70);
     w.inputs = has_blocks(format)   ? 256 * between(1, 2)
                : has_groups(format) ? GROUP * between(1, 7)
-               : has_scales(format) ? (format == FLOAT8 ? 32 : 16) * between(1, 7)
+               : has_scales(format) ? (format == FP8 ? 32 : 16) * between(1, 7)
                                     : between(1, 90);
     w.exact.resize((size_t)(w.outputs * w.inputs));
     int64_t tiles = (w.outputs + TILE - 1) / TILE;
     if (has_blocks(format)) {
-        int64_t blocks = w.inputs / 256, bytes = format == Q4_NESTED ? 1184 : 1680;
+        int64_t blocks = w.inputs / 256, bytes = format == Q4_K ? 1184 : 1680;
         w.packed.resize((size_t)(tiles * blocks * bytes));
         for (int64_t i = 0; i < tiles * blocks; i++) fill_block(w, i / blocks, i % blocks, w.packed.data() + i * bytes);
         return w;
     }
     if (has_scales(format)) {
-        int64_t groups = w.inputs / (format == FLOAT8 ? 32 : 16), bytes = format == FLOAT8 ? 288 : 96;
+        int64_t groups = w.inputs / (format == FP8 ? 32 : 16), bytes = format == FP8 ? 288 : 96;
         w.packed.resize((size_t)(tiles * groups * bytes));
         for (int64_t i = 0; i < tiles * groups; i++) fill_scaled(w, i / groups, i % groups, w.packed.data() + i * bytes);
         return w;
     }
     if (has_groups(format)) {
-        int64_t groups = w.inputs / GROUP, bytes = format == Q8 ? 272 : format == Q4 ? 144 : 160;
+        int64_t groups = w.inputs / GROUP, bytes = format == Q8_0 ? 272 : format == Q4_0 ? 144 : 160;
         w.packed.resize((size_t)(tiles * groups * bytes));
         for (int64_t tile = 0; tile < tiles; tile++)
             for (int64_t g = 0; g < groups; g++) fill_group(w, tile, g, w.packed.data() + (tile * groups + g) * bytes);
         return w;
     }
-    w.packed.resize((size_t)(tiles * TILE * w.inputs * (format == FLOAT32 ? 4 : 2)));
+    w.packed.resize((size_t)(tiles * TILE * w.inputs * (format == F32 ? 4 : 2)));
     for (int64_t output = 0; output < w.outputs; output++)
         for (int64_t i = 0; i < w.inputs; i++) {
             int64_t at = (output / TILE * w.inputs + i) * TILE + output % TILE;
@@ -199,15 +199,15 @@ static Weight make_weight(int32_t format) {
             uint32_t word;
             memcpy(&word, &value, 4);
             double& exact = w.exact[(size_t)(output * w.inputs + i)];
-            if (format == FLOAT16) {
+            if (format == F16) {
                 set_half(w.packed.data() + 2 * at, value, &exact);
             } else {
-                if (format == BFLOAT16) word &= 0xffff0000u;
+                if (format == BF16) word &= 0xffff0000u;
                 uint16_t high = (uint16_t)(word >> 16);
                 memcpy(&value, &word, 4);
                 exact = value;
-                memcpy(w.packed.data() + (format == FLOAT32 ? 4 : 2) * at, format == FLOAT32 ? (void*)&word : (void*)&high,
-                       format == FLOAT32 ? 4 : 2);
+                memcpy(w.packed.data() + (format == F32 ? 4 : 2) * at, format == F32 ? (void*)&word : (void*)&high,
+                       format == F32 ? 4 : 2);
             }
         }
     return w;
@@ -244,7 +244,7 @@ static std::vector<float> product(void* pool, const Weight& w, const float* x, i
 }
 
 static void fuzz_product(void* pool) {
-    Weight w = make_weight((int32_t)between(0, FLOAT4));
+    Weight w = make_weight((int32_t)between(0, FP4));
     int64_t rows = between(0, 3) ? between(1, 12) : between(1, 150);
     std::vector<float> x = values(rows * w.inputs), bias = values(w.outputs);
     bool adds = between(0, 1);
@@ -266,7 +266,7 @@ static void fuzz_product(void* pool) {
 
 // Rows of some experts, many of which have none: the bits of the ordinary products.
 static void fuzz_experts(void* pool) {
-    Weight w = make_weight((int32_t)between(0, FLOAT4));
+    Weight w = make_weight((int32_t)between(0, FP4));
     int64_t experts = between(1, 9), each = (int64_t)w.packed.size();
     std::vector<uint8_t> packed;
     std::vector<int64_t> starts = {0};
@@ -338,7 +338,7 @@ static void fuzz_routing(void* pool) {
 
 // Heads whose products are those of an ordinary product, from rows that lie head by head.
 static void fuzz_heads(void* pool) {
-    Weight w = make_weight((int32_t)between(FLOAT32, BFLOAT16));
+    Weight w = make_weight((int32_t)between(F32, BF16));
     int64_t rows = between(1, 70), heads = between(1, 5), wide = heads * w.outputs + between(0, 3);
     std::vector<float> x = values(rows * heads * w.inputs), moved(x.size()), out((size_t)(rows * wide), NAN);
     std::vector<uint8_t> packed;

@@ -11,7 +11,7 @@ from firstlight.ops.cpu.backend import CpuBackend
 from firstlight.ops.cpu.layouts import (
     BITS_PER_VALUE,
     GROUP,
-    LAYOUTS,
+    STOCK_LAYOUTS,
     TwoLayouts,
     allowed,
     padded_rows,
@@ -41,7 +41,7 @@ def stored(weight_format: str, shape: tuple[int, int] = SHAPE) -> StoredMatrix:
 @pytest.mark.parametrize(("weight_format", "name"), CASES)
 def test_products_are_within_the_layout_s_rounding(weight_format: str, name: str) -> None:
     weight = stored(weight_format)
-    op = LAYOUTS[name](weight)
+    op = STOCK_LAYOUTS[name](weight)
     exact = weight.dequantize().double()
     for num in ROWS:
         x = random_values(num, SHAPE[1], seed=num)
@@ -59,17 +59,17 @@ def test_the_reported_weight_error_is_the_one_that_the_operator_makes(weight_for
     if (weight_format, name) in EXACT:
         assert reported == 0.0
     # The product with the unit matrix hands out the weights in use; 16-bit results are rounded again.
-    used = LAYOUTS[name](weight)(torch.eye(SHAPE[1])).float().t()
+    used = STOCK_LAYOUTS[name](weight)(torch.eye(SHAPE[1])).float().t()
     measured = float((used - exact).abs().max() / exact.abs().max())
     slack = 2.0**-8 if name == "int4" else 1e-6
     assert measured == pytest.approx(reported, abs=slack)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", STOCK_LAYOUTS)
 def test_extreme_inputs_stay_finite(name: str) -> None:
     if name not in allowed("Q4_1", SHAPE):
         return
-    op = LAYOUTS[name](stored("Q4_1"))
+    op = STOCK_LAYOUTS[name](stored("Q4_1"))
     assert not op(torch.zeros(3, SHAPE[1])).any()
     assert bool(torch.isfinite(op(torch.full((3, SHAPE[1]), 1e30))).all())
 
@@ -92,7 +92,7 @@ def test_four_bit_codes_are_kept_exactly() -> None:
 
     rounded = Rounded(weight._weight)
     assert weight_error("int4", rounded) == 0.0
-    used = LAYOUTS["int4"](rounded)(torch.eye(SHAPE[1])).float().t()
+    used = STOCK_LAYOUTS["int4"](rounded)(torch.eye(SHAPE[1])).float().t()
     assert torch.equal(used, rounded.dequantize().to(torch.bfloat16).float())
 
 
@@ -110,13 +110,13 @@ def test_odd_shapes_of_plain_formats() -> None:
             x = random_values(4, shape[1], seed=2)
             expected = x.double() @ weight.dequantize().double().t()
             for name in allowed(weight_format, shape):
-                error = float((LAYOUTS[name](weight)(x).double() - expected).abs().max())
+                error = float((STOCK_LAYOUTS[name](weight)(x).double() - expected).abs().max())
                 assert error < PRODUCT_TOLERANCE[name] * float(expected.abs().max()) + 1e-3, (shape, name)
 
 
 def test_two_layouts_switch_by_the_number_of_rows() -> None:
     weight = stored("F32")
-    few, many = LAYOUTS["fp32"](weight), LAYOUTS["fp16"](weight)
+    few, many = STOCK_LAYOUTS["fp32"](weight), STOCK_LAYOUTS["fp16"](weight)
     both = TwoLayouts(few, many, 4)
     x = random_values(5, SHAPE[1], seed=3)
     assert torch.equal(both(x[:4]), few(x[:4]))
@@ -155,7 +155,7 @@ def test_a_choice_counts_each_layout_once() -> None:
     kind = MatrixKind("layer", "Q4_1", SHAPE)
     assert Choice("int4", "int4", 0, "").resident_bytes(kind) == SHAPE[0] * SHAPE[1] * 5 // 8
     assert Choice("int4", "bf16", 4, "").resident_bytes(kind) == SHAPE[0] * SHAPE[1] * 21 // 8
-    assert set(BITS_PER_VALUE) == set(LAYOUTS)
+    assert set(BITS_PER_VALUE) == set(STOCK_LAYOUTS)
 
 
 def test_few_numbers_of_rows_reach_the_kernels() -> None:
@@ -170,10 +170,10 @@ def test_padding_does_not_reach_the_result(num_rows: int) -> None:
     weight = stored("BF16")
     if "bf16" not in allowed("BF16", SHAPE):  # no such products on this processor, and nobody asks for them
         with pytest.raises(RuntimeError, match="bf16"):
-            LAYOUTS["bf16"](weight)
+            STOCK_LAYOUTS["bf16"](weight)
         return
     x = random_values(num_rows, SHAPE[1])
-    out = LAYOUTS["bf16"](weight)(x)
+    out = STOCK_LAYOUTS["bf16"](weight)(x)
     assert out.shape == (num_rows, SHAPE[0])
     expected = x.bfloat16().double() @ weight.dequantize().double().t()
     assert float((out - expected).abs().max() / expected.abs().max()) < 2.0**-7
@@ -181,7 +181,7 @@ def test_padding_does_not_reach_the_result(num_rows: int) -> None:
 
 def test_rows_of_a_weight_for_a_tied_embedding() -> None:
     weight, ids = stored("F32"), torch.tensor([0, 95, 7, 7])
-    rows = LAYOUTS["fp32"](weight).rows(ids)
+    rows = STOCK_LAYOUTS["fp32"](weight).rows(ids)
     assert rows is not None
     assert torch.equal(rows, weight.dequantize()[ids])
 

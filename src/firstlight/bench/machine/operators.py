@@ -24,7 +24,7 @@ from firstlight.engine.worker.replay import RecordedReplay
 from firstlight.engine.worker.startup import Started
 from firstlight.ops.cpu import library as native
 from firstlight.ops.cpu.library import Op, Pool, Step
-from firstlight.ops.cpu.packed import LAYOUTS, packed_bytes
+from firstlight.ops.cpu.packed import PACKED, packed_bytes
 from firstlight.ops.kv_rows import row_bytes
 
 READ_BYTES = 256 * 2**20  # above any last-level cache of machines with few cores
@@ -37,7 +37,7 @@ NAMES = {
     native.TURN_AND_WRITE: "rotary and KV write",
     native.ATTEND: "attention",
 }
-FORMATS = {number: layout.name for number, layout in LAYOUTS.items()}
+FORMATS = {number: layout.name for number, layout in PACKED.items()}
 KV_DTYPES = {number: dtype for dtype, number in native.KV_TYPES.items()}
 
 

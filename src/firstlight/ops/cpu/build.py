@@ -79,7 +79,7 @@ def _compile(
     extra_flags: tuple[str, ...],
     on_done: Callable[[int, int], None],
 ) -> None:
-    jobs = {name: ["-c", str(SOURCES / f"{name}.cpp")] for name in ("pool", "exchange")}
+    jobs = {name: ["-c", str(SOURCES / f"{name}.cpp")] for name in ("pool", "exchange", "interface")}
     for name, flags in variants.items():
         jobs[name] = [*flags, f"-DFL_KERNELS=fl_{name}", "-c", str(SOURCES / "kernels.cpp")]
     commands = [

@@ -34,7 +34,7 @@ from firstlight.ops.cpu.library import (
     address,
     open_pool,
 )
-from firstlight.ops.cpu.packed import LAYOUTS
+from firstlight.ops.cpu.packed import PACKED
 from firstlight.ops.kv_rows import name_of, pack
 
 ROWS = (1, 2, 3, 4, 9)  # each number of rows that is multiplied at once, and a mixture
@@ -93,7 +93,7 @@ def _values(seed: int, *shape: int) -> torch.Tensor:
 
 @cache
 def _weight(number: int) -> torch.Tensor:
-    layout = LAYOUTS[number]
+    layout = PACKED[number]
     num_bytes = layout.packed_bytes(NUM_OUTPUTS, NUM_INPUTS)
     packed = np.random.default_rng(number).integers(0, 256, num_bytes, np.uint8)
     # Scales: the bits of any value in float16 and bfloat16 with its top exponent bit cleared are below 2.
@@ -106,14 +106,14 @@ def _products(pool: Pool, num_rows: int) -> Named:
     x = _values(1, num_rows, NUM_INPUTS)
     codes = Codes(num_rows, NUM_INPUTS)
     ops = [Op(QUANTIZE, n=(NUM_INPUTS,), p=(address(x), codes.address))]
-    outs = {number: torch.empty(num_rows, NUM_OUTPUTS) for number in LAYOUTS}
+    outs = {number: torch.empty(num_rows, NUM_OUTPUTS) for number in PACKED}
     for number, out in outs.items():
         places = (address(_weight(number)), codes.address, address(x), address(out))
         ops.append(Op(LINEAR, n=(number, NUM_OUTPUTS, NUM_INPUTS, NUM_OUTPUTS), p=places))
     pool.run(ops, Step(num_rows=num_rows))
     yield "codes", codes.groups
     for number, out in outs.items():
-        yield f"the product of {num_rows} rows with {LAYOUTS[number].name}", out
+        yield f"the product of {num_rows} rows with {PACKED[number].name}", out
 
 
 def _rows(pool: Pool, num_rows: int) -> Named:
@@ -127,7 +127,7 @@ def _rows(pool: Pool, num_rows: int) -> Named:
         Op(LARGEST, n=(NUM_OUTPUTS * 2,), p=(address(x), address(where), address(best))),
     ]
     ops[0].f[0] = 1e-5
-    embedded = {number: torch.empty(num_rows, NUM_INPUTS) for number in LAYOUTS}
+    embedded = {number: torch.empty(num_rows, NUM_INPUTS) for number in PACKED}
     for number, out in embedded.items():
         ops.append(Op(EMBED, n=(number, NUM_INPUTS), p=(address(_weight(number)), address(out))))
     pool.run(ops, Step(num_rows=num_rows, tokens=address(tokens)))

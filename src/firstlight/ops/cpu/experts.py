@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from firstlight.ops.cpu.library import EXPERTS, HEADS, QUANTIZE, Codes, Op, Pool, Step, address
-from firstlight.ops.cpu.packed import LAYOUTS, Arena, number_of, pack, packed_bytes
+from firstlight.ops.cpu.packed import PACKED, Arena, number_of, pack, packed_bytes
 from firstlight.ops.matrix import Matrix
 
 
@@ -40,7 +40,7 @@ class NativeExperts:
     def takes_codes(self) -> bool:
         """Whether the input is needed as 8-bit codes, and not as floats."""
         assert self._kind is not None, "asked for before the weights are there"
-        return LAYOUTS[self._number].dtype is None
+        return PACKED[self._number].dtype is None
 
     def put(self, group: int, weight: Matrix) -> None:
         assert weight.order is None, "refused where the module's name is known: see `groups_take_order`"

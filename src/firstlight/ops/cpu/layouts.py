@@ -118,7 +118,7 @@ class FloatLinear:
 
 
 Layout = Int4Linear | HalfLinear | BfloatLinear | FloatLinear
-LAYOUTS: dict[str, Callable[[Matrix], Layout]] = {
+STOCK_LAYOUTS: dict[str, Callable[[Matrix], Layout]] = {
     "int4": Int4Linear,
     "fp16": HalfLinear,
     "bf16": BfloatLinear,

@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from firstlight.base.environment import cache_place
-from firstlight.base.errors import ResourceError
+from firstlight.base.errors import EngineError, ResourceError
 from firstlight.base.failure import address_limit
 from firstlight.ops.cpu.build import COMPILE_LIMIT_S, SOURCES, BuildError, compile_library, library_name
 
@@ -32,7 +32,7 @@ ADD_TO_OUTPUT, LOGIT_ROWS, TO_SLOTS, EACH = 1, 2, 4, 8
 KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.int8: 2}  # `KVType` in `native/program.h`
 INSTRUCTION_SETS = {4: "AVX-512", 2: "AVX2", 1: "portable"}
 PORTABLE = 1
-GROUP, GROUP_BYTES = 32, 64
+TILE, GROUP, GROUP_BYTES = 8, 32, 64
 # Looks at a barrier before a thread sleeps: some tens of microseconds.
 NUM_LOOKS = 4000
 _FEWER = "Raise the limit, or use fewer --threads."
@@ -163,6 +163,9 @@ def load(path: Path) -> ctypes.CDLL:
             copy.write(path.read_bytes())
             copy.flush()
             library = ctypes.CDLL(f"/proc/self/fd/{copy.fileno()}")
+    library.fl_interface.restype = ctypes.c_int64
+    library.fl_interface.argtypes = (ctypes.c_char_p,)
+    require_same(library, mirrored())
     library.fl_pool.restype = ctypes.c_void_p
     library.fl_pool.argtypes = (ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
     library.fl_watch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
@@ -177,6 +180,37 @@ def load(path: Path) -> ctypes.CDLL:
         ctypes.c_uint64,
     )
     return library
+
+
+def mirrored() -> dict[str, int]:
+    """What of `native/program.h` is stated here again, by the names that `native/interface.cpp` has."""
+    operators = (
+        *("EMBED", "NORM", "QUANTIZE", "LINEAR", "SILU", "TURN_AND_WRITE", "ATTEND", "LARGEST", "READ"),
+        *("MULTIPLY", "TOP", "EXPERTS", "PACK", "COPY", "CHOOSE", "SORT", "GATHER", "COMBINE", "LATENT"),
+        *("BY_HEAD", "HEADS"),
+    )
+    names = ("NUM_OPERATORS", "ADD_TO_OUTPUT", "LOGIT_ROWS", "TO_SLOTS", "EACH", "TILE", "GROUP")
+    here = globals()
+    facts = {f"OP_{name}": here[name] for name in operators} | {name: here[name] for name in names}
+    facts |= zip(("KV_HALF", "KV_BFLOAT", "KV_CODES"), KV_TYPES.values(), strict=True)
+    facts |= {"Group": GROUP_BYTES, "Quantized": ctypes.sizeof(ctypes.c_void_p)}
+    for kind in (Op, Step):
+        facts[kind.__name__] = ctypes.sizeof(kind)
+        facts |= {f"{kind.__name__}.{field[0]}": getattr(kind, field[0]).offset for field in kind._fields_}
+    return facts
+
+
+def require_same(library: ctypes.CDLL, facts: Mapping[str, int]) -> None:
+    """Raises `EngineError` where the library has another number, or none, for one of these names."""
+    for name, here in facts.items():
+        there = library.fl_interface(name.encode())
+        if there != here:
+            shown = "unknown" if there < 0 else there
+            raise EngineError(
+                f"the native library and its mirror in Python differ: {name} is {shown} there, {here} here.",
+                "Change `native/program.h` and `ops/cpu/library.py` together; of an installed firstlight: "
+                "reinstall it.",
+            )
 
 
 def open_pool(

@@ -22,7 +22,7 @@ from firstlight.ops.cpu.expert_layer import NativeExpertLayer
 from firstlight.ops.cpu.experts import NativeExperts
 from firstlight.ops.cpu.library import ATTEND, INSTRUCTION_SETS, KV_TYPES, NORM, SILU, Op, Pool, Step, address
 from firstlight.ops.cpu.packed import (
-    LAYOUTS,
+    PACKED,
     Arena,
     NativeLinear,
     number_of,
@@ -204,6 +204,6 @@ class NativeBackend:
 def _layout(weight_format: str) -> str:
     if weight_format in LAYOUT_WORDS:
         return LAYOUT_WORDS[weight_format]
-    if LAYOUTS[number_of(weight_format)].dtype is None:
+    if PACKED[number_of(weight_format)].dtype is None:
         return "the file's codes and scales, unrounded; activations in 8 bits by groups of 32"
     return "the file's values, unrounded; activations in fp32"

@@ -12,26 +12,42 @@ from dataclasses import dataclass, field
 
 import torch
 
-from firstlight.ops.cpu.library import EMBED, LINEAR, PACK, QUANTIZE, Codes, Op, Pool, Step, address
+from firstlight.facts.checkpoint.formats import SUPPORTED
+from firstlight.ops.cpu.library import (
+    EMBED,
+    GROUP,
+    LINEAR,
+    PACK,
+    QUANTIZE,
+    TILE,
+    Codes,
+    Op,
+    Pool,
+    Step,
+    address,
+)
 from firstlight.ops.matrix import Matrix, NestedScales
 
-TILE, GROUP = 8, 32
 ARENA_BYTES = 64 * 2**20
 HUGE_PAGE_BYTES = 2 * 2**20
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What `native/formats.h` says of a format: its bytes for one output and `block_inputs` inputs.
+    """How `native/formats.h` keeps a format of `facts.checkpoint.formats`: the bytes of an output of a block.
 
     `lane_bytes`: a block is a sequence of runs, in each of which an output has so many bytes, and the 8 of a
-    tile follow each other.
+    tile follow each other. They are the file's, but for scales that become 16 bits (INT4_ZERO) or bytes of
+    their own (Q4_K).
     """
 
     name: str
-    block_inputs: int
     lane_bytes: tuple[int, ...]
     dtype: torch.dtype | None = None  # of values that are floats; None: activations come as codes too
+
+    @property
+    def block_inputs(self) -> int:
+        return SUPPORTED[self.name].block_values
 
     @property
     def block_bytes(self) -> int:
@@ -42,23 +58,31 @@ class Layout:
         return -(-outputs // TILE) * TILE * (inputs // self.block_inputs) * self.block_bytes
 
 
-LAYOUTS = {  # by the library's number
-    0: Layout("Q4_1", 32, (*[4] * 4, 2, 2)),
-    1: Layout("Q4_0", 32, (*[4] * 4, 2)),
-    2: Layout("Q8_0", 32, (*[4] * 8, 2)),
-    3: Layout("F32", 1, (4,), torch.float32),
-    4: Layout("F16", 1, (2,), torch.float16),
-    5: Layout("BF16", 1, (2,), torch.bfloat16),
-    6: Layout("Q4_K", 256, (2, 2, *[*[4] * 4, 1, 1] * 8)),
-    7: Layout("Q6_K", 256, (2, *[*[4] * 6, 1, 1] * 8)),
-    8: Layout("INT4_ZERO", 32, (*[4] * 4, 2, 2)),
-    9: Layout("FP8", 32, (*[1] * 32, 4), torch.float8_e4m3fn),
-    10: Layout("FP4", 16, (*[1] * 8, 4), torch.float4_e2m1fn_x2),
+PACKED = {  # by the library's number
+    0: Layout("Q4_1", (*[4] * 4, 2, 2)),
+    1: Layout("Q4_0", (*[4] * 4, 2)),
+    2: Layout("Q8_0", (*[4] * 8, 2)),
+    3: Layout("F32", (4,), torch.float32),
+    4: Layout("F16", (2,), torch.float16),
+    5: Layout("BF16", (2,), torch.bfloat16),
+    6: Layout("Q4_K", (2, 2, *[*[4] * 4, 1, 1] * 8)),
+    7: Layout("Q6_K", (2, *[*[4] * 6, 1, 1] * 8)),
+    8: Layout("INT4_ZERO", (*[4] * 4, 2, 2)),
+    9: Layout("FP8", (*[1] * 32, 4), torch.float8_e4m3fn),
+    10: Layout("FP4", (*[1] * 8, 4), torch.float4_e2m1fn_x2),
 }
-NUMBERS = {layout.name: number for number, layout in LAYOUTS.items()}
+NUMBERS = {layout.name: number for number, layout in PACKED.items()}
 # Formats of safetensors that come in the blocks of another one, see `Matrix.stored`.
 NUMBERS |= {"INT4": NUMBERS["Q4_0"], "INT8": NUMBERS["Q8_0"]}
 SCALE_BYTES = {"Q4_1": 4, "INT4_ZERO": 4}  # of a block, with its minimum or zero point; others have 2
+
+
+def formats_here() -> dict[str, int]:
+    """The numbers and sizes of the formats, by the names that `native/interface.cpp` has."""
+    numbers = {layout.name: number for number, layout in PACKED.items()}
+    return numbers | {
+        f"tile_bytes {layout.name}": layout.packed_bytes(TILE, 256) for layout in PACKED.values()
+    }
 
 
 def number_of(weight_format: str) -> int:
@@ -68,7 +92,7 @@ def number_of(weight_format: str) -> int:
 
 def packed_bytes(weight_format: str, shape: Sequence[int]) -> int:
     """What a matrix [O, I] of this format takes."""
-    return LAYOUTS[number_of(weight_format)].packed_bytes(shape[0], shape[1])
+    return PACKED[number_of(weight_format)].packed_bytes(shape[0], shape[1])
 
 
 class Arena:
@@ -94,7 +118,7 @@ def pack(weight: Matrix, room: torch.Tensor, pool: Pool) -> int:
     The caller orders the inputs where `weight.order` says so.
     """
     number = number_of(weight.format)
-    layout = LAYOUTS[number]
+    layout = PACKED[number]
     outputs, inputs = weight.shape
     if layout.name in ("FP8", "FP4"):
         _pack_scaled(weight, layout, room)
@@ -225,7 +249,7 @@ class NativeLinear:
     @property
     def takes_codes(self) -> bool:
         """Whether the input is needed as 8-bit codes, and not as floats."""
-        return LAYOUTS[self.number].dtype is None
+        return PACKED[self.number].dtype is None
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         x = x_TI.float().contiguous()

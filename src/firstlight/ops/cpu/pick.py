@@ -14,8 +14,9 @@ from firstlight.base.errors import ResourceError
 from firstlight.ops.collectives import Group
 from firstlight.ops.cpu.backend import CpuBackend
 from firstlight.ops.cpu.check import confirmed_set
-from firstlight.ops.cpu.library import MissingLibraryError, open_library, open_pool
+from firstlight.ops.cpu.library import MissingLibraryError, open_library, open_pool, require_same
 from firstlight.ops.cpu.native_backend import NativeBackend
+from firstlight.ops.cpu.packed import formats_here
 from firstlight.ops.kv_rows import refused
 
 REMEDY = "Install g++ 9 or newer (Debian: apt-get install g++) and start again."
@@ -46,6 +47,7 @@ def pick_cpu_kernels(
     except MissingLibraryError as error:
         missing, remedy = str(error), error.hint or REMEDY
     if group.agree_on_least("cpu-kernels", library is not None) and library is not None:
+        require_same(library, formats_here())
         instruction_set, note = confirmed_set(library)
         pool = open_pool(library, num_threads, places(num_threads, group.rank, group.size), instruction_set)
         return NativeBackend(pool, note, kv_dtype)

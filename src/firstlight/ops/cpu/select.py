@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from firstlight.ops.contract import MatrixKind
-from firstlight.ops.cpu.layouts import BITS_PER_VALUE, GROUP, LAYOUTS, Layout, TwoLayouts, allowed
+from firstlight.ops.cpu.layouts import BITS_PER_VALUE, GROUP, STOCK_LAYOUTS, Layout, TwoLayouts, allowed
 from firstlight.ops.matrix import Matrix
 
 # The layouts cross between 8 and 32 rows: a point in between would be decided by noise.
@@ -45,8 +45,10 @@ class Choice:
 
     def build(self, weight: Matrix) -> Layout | TwoLayouts:
         if self.few == self.many:
-            return LAYOUTS[self.few](weight)
-        return TwoLayouts(LAYOUTS[self.few](weight), LAYOUTS[self.many](weight), self.max_few_rows)
+            return STOCK_LAYOUTS[self.few](weight)
+        return TwoLayouts(
+            STOCK_LAYOUTS[self.few](weight), STOCK_LAYOUTS[self.many](weight), self.max_few_rows
+        )
 
 
 class RandomMatrix:
@@ -89,7 +91,7 @@ def _choose(kind: MatrixKind, flush: torch.Tensor, *, two_copies: bool) -> Choic
         return Choice(name, name, 0, "the output head needs a float32 result")
     if len(names) > 1:
         names.remove("fp32")
-    layouts = {name: LAYOUTS[name](RandomMatrix(kind)) for name in names}
+    layouts = {name: STOCK_LAYOUTS[name](RandomMatrix(kind)) for name in names}
     times = _measure(layouts, kind.shape[1], flush)
     few = _best_for_few(names, times)
     many = min(names, key=lambda name: times[name][MANY_ROWS])

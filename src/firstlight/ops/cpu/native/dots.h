@@ -19,9 +19,9 @@ static inline void fetch_ahead([[maybe_unused]] const uint8_t* group, [[maybe_un
 template <int32_t FORMAT>
 constexpr float raised_by() {
 #if defined(FL_VNNI)
-    if (FORMAT == Q8) return 128.0f;
+    if (FORMAT == Q8_0) return 128.0f;
 #endif
-    return FORMAT == Q4 ? 8.0f : 0.0f;
+    return FORMAT == Q4_0 ? 8.0f : 0.0f;
 }
 
 #if defined(__AVX2__)
@@ -200,14 +200,14 @@ static inline void dot_six(const uint8_t* const* p, const Group* const* rows, i8
                 i8 sums = {};
                 for (int i = 16 * half; i < 16 * half + 16; i++)
                     for (int output = 0; output < TILE; output++)
-                        sums[output] += (code_of(Q6_NESTED, p[t], i, output) + 32) * rows[r]->codes[i];
+                        sums[output] += (code_of(Q6_K, p[t], i, output) + 32) * rows[r]->codes[i];
                 dots[r][half][t] = sums;
             }
 }
 
 static inline i8 six_column(const uint8_t* p, const Group& a) {
     i8 column;
-    for (int output = 0; output < TILE; output++) column[output] = code_of(Q6_NESTED, p, a.place, output) + 32;
+    for (int output = 0; output < TILE; output++) column[output] = code_of(Q6_K, p, a.place, output) + 32;
     return column;
 }
 

@@ -11,23 +11,23 @@
 #include "program.h"
 #include "simd.h"
 
-constexpr bool is_nested(int32_t format) { return format == Q4_NESTED || format == Q6_NESTED; }
-constexpr bool is_coded(int32_t format) { return format <= Q8 || is_nested(format) || format == Q4_ZERO; }
-constexpr bool is_scaled(int32_t format) { return format == FLOAT8 || format == FLOAT4; }
-constexpr bool has_minimum(int32_t format) { return format == Q4_MIN || format == Q4_NESTED || format == Q4_ZERO; }
+constexpr bool is_nested(int32_t format) { return format == Q4_K || format == Q6_K; }
+constexpr bool is_coded(int32_t format) { return format <= Q8_0 || is_nested(format) || format == INT4_ZERO; }
+constexpr bool is_scaled(int32_t format) { return format == FP8 || format == FP4; }
+constexpr bool has_minimum(int32_t format) { return format == Q4_1 || format == Q4_K || format == INT4_ZERO; }
 
-constexpr int64_t scaled_inputs(int32_t format) { return format == FLOAT8 ? 32 : 16; }
-constexpr int64_t scales_at(int32_t format) { return scaled_inputs(format) * (format == FLOAT8 ? TILE : TILE / 2); }
+constexpr int64_t scaled_inputs(int32_t format) { return format == FP8 ? 32 : 16; }
+constexpr int64_t scales_at(int32_t format) { return scaled_inputs(format) * (format == FP8 ? TILE : TILE / 2); }
 constexpr int64_t scaled_bytes(int32_t format) { return scales_at(format) + 4 * TILE; }
 
-constexpr int64_t code_bytes(int32_t format) { return format == Q8 ? 256 : format == Q6_NESTED ? 192 : 128; }
+constexpr int64_t code_bytes(int32_t format) { return format == Q8_0 ? 256 : format == Q6_K ? 192 : 128; }
 
 constexpr int64_t group_bytes(int32_t format) {
-    return code_bytes(format) + (format == Q4_MIN || format == Q4_ZERO ? 32 : 16);
+    return code_bytes(format) + (format == Q4_1 || format == INT4_ZERO ? 32 : 16);
 }
 
 constexpr int64_t GROUPS_OF_BLOCK = 8;
-constexpr int64_t head_bytes(int32_t format) { return format == Q4_NESTED ? 32 : format == Q6_NESTED ? 16 : 0; }
+constexpr int64_t head_bytes(int32_t format) { return format == Q4_K ? 32 : format == Q6_K ? 16 : 0; }
 constexpr int64_t block_bytes(int32_t format) { return head_bytes(format) + GROUPS_OF_BLOCK * group_bytes(format); }
 
 static inline int64_t group_at(int32_t format, int64_t group) {
@@ -39,7 +39,7 @@ static inline int64_t tile_bytes_of(int32_t format, int64_t num_inputs) {
     if (is_nested(format)) return num_inputs / (GROUP * GROUPS_OF_BLOCK) * block_bytes(format);
     if (is_coded(format)) return num_inputs / GROUP * group_bytes(format);
     if (is_scaled(format)) return num_inputs / scaled_inputs(format) * scaled_bytes(format);
-    return num_inputs * TILE * (format == FLOAT32 ? 4 : 2);
+    return num_inputs * TILE * (format == F32 ? 4 : 2);
 }
 
 // What is multiplied with the codes of a group's first and last 16 inputs, and what is added to each product.
@@ -51,19 +51,19 @@ static inline Scales scales_of(int32_t format, const uint8_t* group, const uint8
     const uint8_t* behind = group + code_bytes(format);
     if (!is_nested(format)) {
         f8 scale = load_half(behind);
-        if (format == Q4_ZERO) return {scale, scale, -(scale * load_half(behind + 16))};
-        return {scale, scale, format == Q4_MIN ? load_half(behind + 16) : f8{}};
+        if (format == INT4_ZERO) return {scale, scale, -(scale * load_half(behind + 16))};
+        return {scale, scale, format == Q4_1 ? load_half(behind + 16) : f8{}};
     }
     f8 scale = load_half(head);
-    if (format == Q6_NESTED) return {scale * signed_bytes(behind), scale * signed_bytes(behind + 8), f8{}};
+    if (format == Q6_K) return {scale * signed_bytes(behind), scale * signed_bytes(behind + 8), f8{}};
     f8 both = scale * unsigned_bytes(behind);
     return {both, both, -(load_half(head + 16) * unsigned_bytes(behind + 8))};
 }
 
 static inline float plain_value(int32_t format, const uint8_t* weights, int64_t at) {
-    if (format == FLOAT32) return ((const float*)weights)[at];
+    if (format == F32) return ((const float*)weights)[at];
     uint16_t half = ((const uint16_t*)weights)[at];
-    if (format == FLOAT16) return half_to_float(half);
+    if (format == F16) return half_to_float(half);
     uint32_t word = (uint32_t)half << 16;
     float value;
     memcpy(&value, &word, 4);
@@ -72,17 +72,17 @@ static inline float plain_value(int32_t format, const uint8_t* weights, int64_t 
 
 static inline int code_of(int32_t format, const uint8_t* group, int64_t i, int64_t lane) {
     int64_t within = 4 * lane + i % 4, quad = i % 16 / 4;
-    if (format == Q8) return (int8_t)group[32 * (i / 4) + within];
+    if (format == Q8_0) return (int8_t)group[32 * (i / 4) + within];
     int byte = group[32 * quad + within], code = i < 16 ? byte & 15 : byte >> 4;
-    if (format == Q6_NESTED) code += (group[128 + 32 * (i / 16) + within] >> (2 * quad) & 3) * 16 - 32;
-    return format == Q4 ? code - 8 : code;
+    if (format == Q6_K) code += (group[128 + 32 * (i / 16) + within] >> (2 * quad) & 3) * 16 - 32;
+    return format == Q4_0 ? code - 8 : code;
 }
 
 // The small floats of two neighbouring inputs of a group, 1 / `scaled_unit` of what they stand for.
-constexpr float scaled_unit(int32_t format) { return format == FLOAT8 ? FLOAT8_UNIT : 1.0f; }
+constexpr float scaled_unit(int32_t format) { return format == FP8 ? FLOAT8_UNIT : 1.0f; }
 template <int32_t FORMAT>
 static inline void two_inputs(const uint8_t* group, int64_t input, f8* weights) {
-    if constexpr (FORMAT == FLOAT8) {
+    if constexpr (FORMAT == FP8) {
         weights[0] = load_float8(group + input * TILE);
         weights[1] = load_float8(group + (input + 1) * TILE);
     } else {
@@ -121,8 +121,8 @@ static inline void pack_tile(const uint8_t* from, int64_t outputs, int64_t row_b
 static inline void output_values(int32_t format, const uint8_t* weights, int64_t num_inputs, int64_t output, float* out) {
     const uint8_t* tile = weights + output / TILE * tile_bytes_of(format, num_inputs);
     int64_t lane = output % TILE;
-    if (format == FLOAT8) return scaled_values<FLOAT8>(tile, num_inputs, lane, out);
-    if (format == FLOAT4) return scaled_values<FLOAT4>(tile, num_inputs, lane, out);
+    if (format == FP8) return scaled_values<FP8>(tile, num_inputs, lane, out);
+    if (format == FP4) return scaled_values<FP4>(tile, num_inputs, lane, out);
     if (!is_coded(format)) {
         for (int64_t i = 0; i < num_inputs; i++) out[i] = plain_value(format, tile, i * TILE + lane);
         return;

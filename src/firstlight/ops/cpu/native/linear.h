@@ -37,7 +37,7 @@ static inline void put(const Product& product, int64_t row, int64_t tile, f8 sum
     }
 }
 
-constexpr int tiles_at_once(int32_t format) { return is_coded(format) && format != Q6_NESTED ? MAX_TILES : 1; }
+constexpr int tiles_at_once(int32_t format) { return is_coded(format) && format != Q6_K ? MAX_TILES : 1; }
 
 // R rows with T tiles: `tile` and those that lie `apart` tiles behind it and behind each other.
 template <int32_t FORMAT, int R, int T>
@@ -106,17 +106,17 @@ static void multiply(const Product& product, int64_t first, int64_t end) {
 
 static void multiply_any(const Product& product, int64_t first, int64_t end) {
     switch (product.op.n[0]) {
-        case Q4_MIN: return multiply<Q4_MIN>(product, first, end);
-        case Q4: return multiply<Q4>(product, first, end);
-        case Q8: return multiply<Q8>(product, first, end);
-        case FLOAT32: return multiply<FLOAT32>(product, first, end);
-        case FLOAT16: return multiply<FLOAT16>(product, first, end);
-        case Q4_NESTED: return multiply<Q4_NESTED>(product, first, end);
-        case Q6_NESTED: return multiply<Q6_NESTED>(product, first, end);
-        case Q4_ZERO: return multiply<Q4_ZERO>(product, first, end);
-        case FLOAT8: return multiply<FLOAT8>(product, first, end);
-        case FLOAT4: return multiply<FLOAT4>(product, first, end);
-        default: return multiply<BFLOAT16>(product, first, end);
+        case Q4_1: return multiply<Q4_1>(product, first, end);
+        case Q4_0: return multiply<Q4_0>(product, first, end);
+        case Q8_0: return multiply<Q8_0>(product, first, end);
+        case F32: return multiply<F32>(product, first, end);
+        case F16: return multiply<F16>(product, first, end);
+        case Q4_K: return multiply<Q4_K>(product, first, end);
+        case Q6_K: return multiply<Q6_K>(product, first, end);
+        case INT4_ZERO: return multiply<INT4_ZERO>(product, first, end);
+        case FP8: return multiply<FP8>(product, first, end);
+        case FP4: return multiply<FP4>(product, first, end);
+        default: return multiply<BF16>(product, first, end);
     }
 }
 

@@ -22,8 +22,8 @@ constexpr int LONE_ROW_TILES = 2 * MAX_TILES;  // a lone row leaves room for mor
 // A row's sums over a tile's outputs go on by a group.
 template <int32_t FORMAT>
 static inline f8 add_group(const uint8_t* p, const Scales& scales, const Group& a, i8 dot_of_codes, f8 sums) {
-    i8 column = FORMAT == Q8 ? wide_column(p, a) : small_column(p, a);
-    f8 dot = fma8(to_float(column), all(FORMAT == Q8 ? a.outlier : a.small_outlier), to_float(dot_of_codes));
+    i8 column = FORMAT == Q8_0 ? wide_column(p, a) : small_column(p, a);
+    f8 dot = fma8(to_float(column), all(FORMAT == Q8_0 ? a.outlier : a.small_outlier), to_float(dot_of_codes));
     if constexpr (raised_by<FORMAT>() != 0.0f) dot = fma8(all(-raised_by<FORMAT>()), all(a.sum), dot);
     sums = fma8(dot, scales.first * a.scale, sums);
     if constexpr (has_minimum(FORMAT)) sums = fma8(scales.minimum, all(a.scaled_sum), sums);
@@ -44,9 +44,9 @@ static inline f8 add_group_of_six(const uint8_t* p, const Scales& scales, const 
 
 template <int32_t FORMAT, int R, int T>
 static inline void dot_group(const uint8_t* const* p, const Group* const* rows, i8 (*dots)[2][T]) {
-    if constexpr (FORMAT == Q6_NESTED)
+    if constexpr (FORMAT == Q6_K)
         dot_six<R, T>(p, rows, dots);
-    else if constexpr (FORMAT == Q8)
+    else if constexpr (FORMAT == Q8_0)
         dot_wide<R, T>(p, rows, dots);
     else
         dot_small<R, T>(p, rows, dots);
@@ -57,7 +57,7 @@ template <int32_t FORMAT, int R, int T>
 static inline void multiply_codes(const uint8_t* tile, int64_t tile_stride, int64_t num_groups, const Group* activations,
                                   f8 (*out)[T]) {
 #if defined(FL_VNNI)
-    if constexpr (T == 2 && FORMAT != Q6_NESTED)
+    if constexpr (T == 2 && FORMAT != Q6_K)
         return multiply_pair<FORMAT, R>(tile, tile_stride, num_groups, activations, out);
 #endif
     f8 sums[R][T];
@@ -75,7 +75,7 @@ static inline void multiply_codes(const uint8_t* tile, int64_t tile_stride, int6
             Scales scales = scales_of(FORMAT, p[t], tile + t * tile_stride + head_at(FORMAT, g));
             for (int r = 0; r < R; r++) {
                 f8& sum = sums[r][t];
-                if constexpr (FORMAT == Q6_NESTED)
+                if constexpr (FORMAT == Q6_K)
                     sum = add_group_of_six(p[t], scales, *rows[r], dots[r][0][t], dots[r][1][t], sum);
                 else
                     sum = add_group<FORMAT>(p[t], scales, *rows[r], dots[r][0][t], sum);
@@ -88,8 +88,8 @@ static inline void multiply_codes(const uint8_t* tile, int64_t tile_stride, int6
 
 template <int32_t FORMAT>
 static inline f8 load_weights(const uint8_t* tile, int64_t input) {
-    if constexpr (FORMAT == FLOAT32) return load((const float*)tile + input * TILE);
-    if constexpr (FORMAT == FLOAT16) return load_half(tile + input * TILE * 2);
+    if constexpr (FORMAT == F32) return load((const float*)tile + input * TILE);
+    if constexpr (FORMAT == F16) return load_half(tile + input * TILE * 2);
     return load_bfloat(tile + input * TILE * 2);
 }
 

@@ -1,4 +1,5 @@
-// The plain C interface of the library, shared by its sources and mirrored by `ops/cpu/library.py`.
+// The plain C interface of the library, shared by its sources and mirrored by `ops/cpu/library.py`,
+// which compares its mirror with `interface.cpp` when it loads the library.
 //
 // A program is an array of `Op`s that all threads of a pool run together, one after the other; a `Step`
 // holds what changes from one run to the next. Invariant: the bits of a row depend on that row alone, never on
@@ -28,22 +29,23 @@ enum Kind : int32_t {
     OP_COMBINE = 17,  // the weighed sum of what a row's experts gave
     OP_LATENT = 18,   // see `latent.h`
     OP_BY_HEAD = 19,
-    OP_HEADS = 20     // products of rows, head by head, with the weights of heads
+    OP_HEADS = 20,    // products of rows, head by head, with the weights of heads
+    NUM_OPERATORS = 21
 };
 
-// See `formats.h`.
+// By the names that files have for them: `facts/checkpoint/formats.py`. How they lie here: `formats.h`.
 enum Format : int32_t {
-    Q4_MIN = 0,
-    Q4 = 1,
-    Q8 = 2,
-    FLOAT32 = 3,
-    FLOAT16 = 4,
-    BFLOAT16 = 5,
-    Q4_NESTED = 6,  // Q4_K
-    Q6_NESTED = 7,  // Q6_K
-    Q4_ZERO = 8,    // INT4_ZERO
-    FLOAT8 = 9,     // FP8: e4m3
-    FLOAT4 = 10     // FP4: e2m1
+    Q4_1 = 0,
+    Q4_0 = 1,
+    Q8_0 = 2,
+    F32 = 3,
+    F16 = 4,
+    BF16 = 5,
+    Q4_K = 6,
+    Q6_K = 7,
+    INT4_ZERO = 8,
+    FP8 = 9,   // e4m3
+    FP4 = 10   // e2m1
 };
 
 // How the pages hold keys and values; see `kv.h`.

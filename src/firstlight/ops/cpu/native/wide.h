@@ -97,15 +97,15 @@ static inline void multiply_pair(const uint8_t* tile, int64_t tile_stride, int64
         const Group* rows[R];
         i16 dots[R];
         for (int r = 0; r < R; r++) rows[r] = activations + r * num_groups + g;
-        if constexpr (FORMAT == Q8)
+        if constexpr (FORMAT == Q8_0)
             dot_wide_pair<R>(p, rows, dots);
         else
             dot_small_pair<R>(p, rows, dots);
         PairScales scales = pair_scales(FORMAT, p, heads);
         for (int r = 0; r < R; r++) {
             const Group& a = *rows[r];
-            i16 column = FORMAT == Q8 ? wide_column_pair(p, a) : small_column_pair(p, a);
-            f16 dot = fma16(to_float(column), all16(FORMAT == Q8 ? a.outlier : a.small_outlier), to_float(dots[r]));
+            i16 column = FORMAT == Q8_0 ? wide_column_pair(p, a) : small_column_pair(p, a);
+            f16 dot = fma16(to_float(column), all16(FORMAT == Q8_0 ? a.outlier : a.small_outlier), to_float(dots[r]));
             if constexpr (raised_by<FORMAT>() != 0.0f) dot = fma16(all16(-raised_by<FORMAT>()), all16(a.sum), dot);
             sums[r] = fma16(dot, scales.scale * a.scale, sums[r]);
             if constexpr (has_minimum(FORMAT)) sums[r] = fma16(scales.minimum, all16(a.scaled_sum), sums[r]);
