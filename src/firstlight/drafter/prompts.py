@@ -233,8 +233,10 @@ def _sample(llm: LLM, opening: list[int], seeds: list[int]) -> list[str]:
 
 def _existing(file: str) -> Path:
     path = Path(file)
-    if not path.is_file():
+    if not path.exists():
         raise UsageError(f"{path} is not there.", "Check the path given with --file.")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, no file.", "Give each file in it with a --file of its own.")
     return path
 
 

@@ -273,3 +273,9 @@ def test_a_loop_is_cut_where_its_second_round_begins() -> None:
     assert loop_start([*range(50), 7, *range(40)]) is None
     assert loop_start([5] * 40) == 8
     assert loop_start([]) is None
+
+
+def test_a_folder_given_as_a_file_is_called_one(target: Target, tmp_path: Path) -> None:
+    settings = PromptSettings(num_templates=0, num_gym=0, num_self=0, files=(str(tmp_path),))
+    with pytest.raises(UsageError, match="is a folder"):
+        make_prompts(tmp_path, target, settings, {})
