@@ -103,6 +103,7 @@ class LLM:
                 or (lambda phase, done=0, total=0, unit="", detail="": bar(done, total) if total else None),
             )
         self.report = started.report
+        self._vocab_size = checkpoint.description.vocab_size  # the tokenizer may have more tokens, or fewer
         if note is not None:
             self.report["drafter_notes"] = [note, *self.report.get("drafter_notes", ())]
         self._core: EngineCore = started.core(started.runner.run)
@@ -176,7 +177,7 @@ class LLM:
         return [job.completion for job in jobs.values()]
 
     def _check(self, jobs: Mapping[str, _Job]) -> None:
-        vocabulary = self.text.vocab_size
+        vocabulary = self._vocab_size
         for job in jobs.values():
             tokens = job.completion.prompt_token_ids
             if not tokens:

@@ -79,7 +79,7 @@ class FakeEngine:
     """`script(submit)` decides what each sequence gets. Runs in its own thread from `start` to `stop`."""
 
     def __init__(self, run_dir: Path, script: Callable[[Submit], Script], vocab_size: int = 300) -> None:
-        self._sizes = (256 if vocab_size <= 300 else 4096, vocab_size)  # longest sequence, vocabulary
+        self.sizes = (256 if vocab_size <= 300 else 4096, vocab_size)  # longest sequence, vocabulary
         self._run_dir = run_dir
         self._script = script
         self._received: list[ToEngine] = []
@@ -93,7 +93,7 @@ class FakeEngine:
 
     def start(self, *, ready: bool = True) -> FakeEngine:
         if ready:
-            self.send(Ready(*self._sizes, {"layout": "none"}))
+            self.send(Ready(*self.sizes, {"layout": "none"}))
         self._thread.start()
         return self
 

@@ -9,6 +9,7 @@ import pytest
 
 from firstlight import LLM, SamplingParams
 from firstlight.base.errors import ModelFileError, RequestError, UsageError
+from support.checkpoints import random_weights, tiny_description, write_hf_folder
 from support.damaged import damage_token
 from support.serving import write_chat_model
 
@@ -121,3 +122,13 @@ def test_an_unknown_option_is_named(tmp_path: Path) -> None:
 def test_an_engine_option_is_checked_as_in_a_file(options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         LLM(None, progress=False, **options)
+
+
+def test_tokens_that_only_the_tokenizer_knows_are_refused(tmp_path: Path) -> None:
+    folder = write_chat_model(tmp_path / "tiny")
+    description = tiny_description(vocab_size=80, max_position=512, eos_token_ids=(2,))
+    write_hf_folder(folder, description, random_weights(description))
+    llm = LLM(str(folder), dtype="float32", threads=1, progress=False)
+    with pytest.raises(RequestError, match=re.escape("[0, 80)")):
+        llm.generate("zzz", GREEDY)
+    assert len(llm.generate([[5, 6]], GREEDY)[0].token_ids) == 12

@@ -16,7 +16,7 @@ from firstlight.serve.openai.chat_turn import answer_parser, chat_prompt
 from firstlight.serve.openai.choice import Delta
 from firstlight.serve.openai.completion import Head, StreamUsage
 from firstlight.serve.openai.generation import Generation
-from firstlight.serve.openai.prompts import check_length
+from firstlight.serve.openai.prompts import check_prompts
 from firstlight.serve.openai.replies import (
     AssistantMessage,
     ChatChoice,
@@ -59,7 +59,7 @@ class ChatAnswer:
         chat = await chat_prompt(self._server, request, request.messages)
         prompt = chat.token_ids
         limit_param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-        check_length(self._server, [prompt], self._max_tokens, "messages", limit_param)
+        check_prompts(self._server, [prompt], self._max_tokens, "messages", limit_param)
         job = self._head.job(request, [prompt], self._params, request.continue_final_message)
         job = replace(job, parser=lambda: answer_parser(self._server, chat, one_call=self._is_single))
         async with Generation(self._server, job) as generation:

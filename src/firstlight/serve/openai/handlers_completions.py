@@ -12,7 +12,7 @@ from firstlight.serve.http.streaming_response import Reply
 from firstlight.serve.openai.choice import Delta
 from firstlight.serve.openai.completion import Head, StreamUsage
 from firstlight.serve.openai.generation import Generation, NoGeneration
-from firstlight.serve.openai.prompts import check_length, completion_prompts
+from firstlight.serve.openai.prompts import check_prompts, completion_prompts
 from firstlight.serve.openai.replies import (
     Completion,
     CompletionChoice,
@@ -60,7 +60,7 @@ class CompletionAnswer:
         """Generates and writes the answer."""
         request = self._request
         prompts = await completion_prompts(self._server, request.prompt, request.add_special_tokens)
-        check_length(self._server, prompts, request.max_tokens, "prompt")
+        check_prompts(self._server, prompts, request.max_tokens, "prompt")
         if request.echo:
             self._echoes = self._prompt_texts(prompts)
         job = self._head.job(request, prompts, self._params, after_text=True)

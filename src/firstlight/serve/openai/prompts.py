@@ -73,7 +73,6 @@ async def completion_prompts(
         raise RequestError("The prompt is empty; send at least one character or token id.", param="prompt")
     if isinstance(prompts[0], str):
         return await tokenize(server, prompts, add_special_tokens)
-    check_ids(server, prompts, "prompt")
     return prompts
 
 
@@ -88,15 +87,16 @@ def check_ids(server: Server, prompts: Sequence[Sequence[int]], param: str) -> N
             )
 
 
-def check_length(
+def check_prompts(
     server: Server,
     prompts: Sequence[Sequence[int]],
     max_tokens: int | None,
     param: str,
     limit_param: str = "max_tokens",
 ) -> None:
-    """Refuses what cannot fit into the model's length, with both numbers.
+    """Refuses what cannot fit into the model's length, with both numbers, and ids that it does not know.
 
+    Ids of a text too: some tokenizers have tokens that were added and that the model was not resized for.
     `param` and `limit_param` are the names under which the client sent prompt and `max_tokens`.
     """
     limit = server.ready.max_model_len
@@ -114,6 +114,7 @@ def check_length(
             param=limit_param,
             code=_TOO_LONG,
         )
+    check_ids(server, prompts, param)
 
 
 def _maximum(limit: int) -> str:

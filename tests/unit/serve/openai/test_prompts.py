@@ -63,3 +63,18 @@ def test_a_completion_near_the_limit_asks_for_no_tokens_that_nobody_asked_for(ht
     message = error_of(http.post(COMPLETIONS, json={"prompt": "x" * 256}))["message"]
     assert "16" not in message.replace("256", "")
     assert http.post(COMPLETIONS, json={"prompt": "x", "min_tokens": 20}).status_code == 200
+
+
+def test_a_text_whose_tokens_the_model_does_not_know_ends_no_engine() -> None:
+    """Tokens were added to the tokenizer, and the model was not resized for them."""
+    server = ApiServer(says("ok"))
+    server.engine.sizes = (256, 80)
+    with server, server.http() as http:
+        for path, body, param in (
+            (COMPLETIONS, {"prompt": "zzz"}, "prompt"),
+            (COMPLETIONS, {"prompt": [[1, 80]]}, "prompt"),
+            (CHAT, {"messages": [{"role": "user", "content": "zzz"}]}, "messages"),
+        ):
+            error = error_of(http.post(path, json=body))
+            assert error["param"] == param
+            assert "the model knows 0 to 79" in error["message"]
