@@ -1,7 +1,8 @@
 """How much of a server a stranger may take before it has asked anything: bytes, headers, and a seat.
 
-Standard library only, as the front runs before anything else is imported. Invariant: while connections that
-have not sent a whole request hold seats, whoever comes gets the seat of the one that has waited longest.
+Standard library only, as the startup responder runs before anything else is imported. Invariant: while
+connections that have not sent a whole request hold seats, whoever comes gets the seat of the one that has
+waited longest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Findings and verdicts: what is said of a case, as values. The same for a server and for a drafter.
+"""Findings and verdicts: what is said of a case, as values.
 
 Invariant: nothing here decides; a finding cites its evidence, for and against.
 """

@@ -15,6 +15,7 @@ from huggingface_hub import errors as hub_errors
 from firstlight.base.errors import FirstlightError, ModelFileError, ResourceError, UsageError
 from firstlight.facts import sources
 from firstlight.facts.sources import resolve_model
+from support.proxies import forget_proxies
 
 CONTENT = b"GGUF and then some" * 100
 
@@ -179,18 +180,13 @@ def test_errors_of_the_hub(
         resolve_model("org/name")
 
 
-PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-
-
 @pytest.mark.parametrize("variable", ["https_proxy", "ALL_PROXY"])
 @pytest.mark.parametrize("scheme", ["ftp", "socks5", "nonsense"])
 def test_a_proxy_that_the_hub_cannot_use_is_named(
     monkeypatch: pytest.MonkeyPatch, variable: str, scheme: str
 ) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    for name in PROXIES:
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
+    forget_proxies(monkeypatch)
     monkeypatch.setenv(variable, f"{scheme}://me:secret@127.0.0.1:9")
     huggingface_hub.close_session()  # its client is made once, with the proxies of that time
     with pytest.raises(UsageError, match=rf"{variable} \({scheme}\)") as caught:
@@ -200,9 +196,7 @@ def test_a_proxy_that_the_hub_cannot_use_is_named(
 
 def test_a_proxy_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    for name in PROXIES:
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
+    forget_proxies(monkeypatch)
     monkeypatch.setenv("https_proxy", "http://me:secret@127.0.0.1:9")
     huggingface_hub.close_session()
     with pytest.raises(ModelFileError, match="asked through the proxy in https_proxy") as caught:

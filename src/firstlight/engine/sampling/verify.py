@@ -118,7 +118,10 @@ def _of_token(token: int, sampled: TokenLogprobs, logits_V: torch.Tensor) -> Tok
 
 
 class Ahead:
-    """See `sampler.History`. `drafts` that were accepted count as output of `sequence`."""
+    """A sequence as it will be once some drafts are accepted: see `sampler.History`.
+
+    `drafts` that were accepted count as output of `sequence`; nothing is copied until it is asked for.
+    """
 
     __slots__ = ("_drafts", "_sequence")
 

@@ -1,9 +1,9 @@
 """EAGLE-3 in the engine: drafts from captured states, with keys and values in the target's pages.
 
-A chain of drafts, or a tree of them. See `TreeDrafter`; made by `eagle3_load`. Slot p of a page holds the
-fused state h_p, and keys and values of (h_{p-1}, x_p): the state of the token before, and the token itself.
-So a page's key determines its content, whatever comes after it. Invariant: the slot of a computed token was
-written from the target's own states, never from a draft's; drafts have scratch slots.
+A chain of drafts, or a tree of them. See `TreeDrafter`. Slot p of a page holds the fused state h_p, and keys
+and values of (h_{p-1}, x_p): the state of the token before, and the token itself. So a page's key determines
+its content, whatever comes after it. Invariant: the slot of a computed token was written from the target's
+own states, never from a draft's; drafts have scratch slots.
 
 Shapes: T rows of a step, B sequences, L slots of the longest one, R draft vocabulary.
 """
@@ -129,7 +129,13 @@ class _Level:
 
 
 class TreeGrower:
-    """See the module. `ids_R` as in the drafter."""
+    """Trees of drafts as EAGLE-2 grows them: level by level, the likeliest nodes go on. `ids_R` as above.
+
+    How likely a node is, is the product of the drafter's probabilities on the way to it. Each node that goes
+    on has a scratch slot, and a row of the table of slots that names those of its ancestors; so the layer
+    runs a level as it runs one draft of as many sequences. The likeliest nodes come first, a node after its
+    parent.
+    """
 
     def __init__(self, layer: Layer, ids_R: np.ndarray, places: Places, guess: Guess) -> None:
         self._layer, self._ids_R, self._places, self._guess = layer, ids_R, places, guess

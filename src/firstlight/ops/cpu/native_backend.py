@@ -2,9 +2,8 @@
 
 KV also in bfloat16 or int8, where that is asked for (see `ops.kv_rows`).
 
-Picked by `engine.worker.startup` for `--dtype auto` where the native library loads. Row-invariant: see
-`native/program.h`. Invariant: the operators called one by one here and recorded on a `tape.Tape` are the same
-and give the same bits.
+For `--dtype auto` where the native library loads. Row-invariant: see `native/program.h`. Invariant: the
+operators called one by one here and recorded on a `contract.Tape` are the same and give the same bits.
 """
 
 from __future__ import annotations

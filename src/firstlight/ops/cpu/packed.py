@@ -71,16 +71,15 @@ PACKED = {  # by the library's number
     9: Layout("FP8", (*[1] * 32, 4), torch.float8_e4m3fn),
     10: Layout("FP4", (*[1] * 8, 4), torch.float4_e2m1fn_x2),
 }
-NUMBERS = {layout.name: number for number, layout in PACKED.items()}
+_OWN_NUMBERS = {layout.name: number for number, layout in PACKED.items()}
 # Formats of safetensors that come in the blocks of another one, see `Matrix.stored`.
-NUMBERS |= {"INT4": NUMBERS["Q4_0"], "INT8": NUMBERS["Q8_0"]}
+NUMBERS = _OWN_NUMBERS | {"INT4": _OWN_NUMBERS["Q4_0"], "INT8": _OWN_NUMBERS["Q8_0"]}
 SCALE_BYTES = {"Q4_1": 4, "INT4_ZERO": 4}  # of a block, with its minimum or zero point; others have 2
 
 
 def formats_here() -> dict[str, int]:
     """The numbers and sizes of the formats, by the names that `native/interface.cpp` has."""
-    numbers = {layout.name: number for number, layout in PACKED.items()}
-    return numbers | {
+    return _OWN_NUMBERS | {
         f"tile_bytes {layout.name}": layout.packed_bytes(TILE, 256) for layout in PACKED.values()
     }
 

@@ -39,13 +39,15 @@ from firstlight.serve.engine_link.mailbox import Mailbox, OnOutput, pause_of
 from firstlight.serve.engine_link.profile_order import ProfileOrder
 from firstlight.serve.http.request_ids import is_called
 
-# What the log says of drafts: how many are made now, and why, when that has changed. A line at most every
-# ten seconds, however often the engine changes its mind; a step without a change costs two comparisons.
-LEAST_S = 10.0
+LEAST_S = 10.0  # between two lines of the log on drafts
 
 
 class DraftLog:
-    """See the module."""
+    """What the log says of drafts: how many are made now, and why, when that has changed.
+
+    However often the engine changes its mind, a line every ten seconds at most; a step without a change costs
+    two comparisons.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -67,12 +67,8 @@ class PrivateDoor:
         await (self._inside if is_private else self._outside)(scope, receive, send)
 
 
-# API keys: who may use which paths. An ASGI layer around the application, made by `serve.app` when keys are
-# configured. What is not open reaches the application only with a key.
-
-
 class KeyCheck:
-    """Lets a request pass that carries one of `keys` as a bearer token."""
+    """Lets a request pass that carries one of `keys` as a bearer token; what is open needs none."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app = app
@@ -95,13 +91,12 @@ class KeyCheck:
         return carries_key(given, self._digests)
 
 
-# A request as all layers and handlers see it: a plain path, and GET for HEAD. The outermost ASGI layer, made
-# by `serve.http.middleware`. A path has no doubled slashes and none at its end, so that no way of writing it
-# leads around a layer.
-
-
 class Tidy:
-    """Makes requests plain."""
+    """The outermost layer: a request as all others and the handlers see it.
+
+    Its path has no doubled slashes and none at its end, so that no way of writing it leads around a layer;
+    HEAD is GET.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -123,13 +118,11 @@ class Tidy:
         await self._app(plain, receive, send)
 
 
-# One line of log and one count for every answer, and the client's own id in both line and answer. The
-# outermost ASGI layer, made by `serve.http.middleware`. Of headers and bodies a line holds nothing but the
-# request's id, so no key and no prompt reaches the log.
-
-
 class AccessLog:
-    """Logs and counts what passes."""
+    """One line of log and one count for every answer, and the client's own id in both line and answer.
+
+    Of headers and bodies a line holds nothing but the request's id, so no key and no prompt reaches the log.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app

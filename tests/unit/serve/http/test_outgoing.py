@@ -11,8 +11,7 @@ import pytest
 
 from firstlight.base.errors import UsageError
 from firstlight.serve.http.outgoing import open_client
-
-NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+from support.proxies import forget_proxies
 
 
 class Near(BaseHTTPRequestHandler):
@@ -41,9 +40,7 @@ def near() -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
+    forget_proxies(monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"])
