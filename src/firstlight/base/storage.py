@@ -39,6 +39,7 @@ _AARCH64 = (
 _PATH_CALLS, _FD_CALLS = _AARCH64 if platform.machine() == "aarch64" else _X86_64
 _LINKS = 40
 _PATH_MAX = 4096
+_PAGE_BYTES = 4096
 _MAX_BYTES = 4 << 20
 
 
@@ -206,7 +207,10 @@ def _named(pid: int, words: list[str], place: int) -> str:
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         at = int(words[1 + place], 16)
         memory.seek(at)
-        raw = memory.read(min(_PATH_MAX, 4096 - at % 4096)) or b""
+        # Page by page: a path may go on in the next one, and what lies behind its end may not be mapped.
+        raw = memory.read(min(_PATH_MAX, _PAGE_BYTES - at % _PAGE_BYTES)) or b""
+        while b"\0" not in raw and len(raw) < _PATH_MAX and (more := memory.read(_PAGE_BYTES)):
+            raw += more
     path = os.fsdecode(raw.partition(b"\0")[0])
     folder = ctypes.c_int(int(words[1], 16) & 0xFFFFFFFF).value if place else -100
     base = os.readlink(f"/proc/{pid}/cwd" if folder == -100 else f"/proc/{pid}/fd/{folder}")

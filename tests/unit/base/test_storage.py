@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import platform
 import subprocess
@@ -12,7 +14,7 @@ import pytest
 
 from firstlight.base.disposable_child import require_answer, run_apart
 from firstlight.base.errors import EngineError, ModelFileError, ResourceError
-from firstlight.base.storage import Mount, is_for_storage, mount_of, read_mounts, waits_of
+from firstlight.base.storage import Mount, _named, is_for_storage, mount_of, read_mounts, waits_of
 from support.doctor_scenes import until
 
 TEXT = """\
@@ -133,6 +135,16 @@ def children() -> set[str]:
 
 def _raise(error: Exception) -> str:
     raise error
+
+
+@pytest.mark.parametrize("start", [4096 - 9, 4096 - 1, 4096, 0])
+def test_a_path_is_read_whole_where_it_crosses_into_the_next_page(start: int) -> None:
+    """Seen: `/tmp/mounts/tmpv` of a longer name, which lay on another mount."""
+    path = b"/mnt/big models/a/model.gguf"
+    with mmap.mmap(-1, 2 * 4096) as memory:
+        memory[start : start + len(path) + 1] = path + b"\0"
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + start
+        assert _named(os.getpid(), ["257", "0xffffff9c", hex(at)], 1) == path.decode()
 
 
 def test_a_file_of_this_machine_is_read_without_a_child() -> None:
